@@ -1,0 +1,320 @@
+//! The one funnel to etcd: every request goes through here, with one limit, one sorting of
+//! failures and one rule for another try.
+//!
+//! A read may be repeated through any member. A write is repeated only while it certainly never
+//! left this machine; once it may have been applied the caller is told `OutcomeUnknown` and has
+//! to find out what stands in etcd.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use etcd_client::ResponseHeader;
+
+use super::classify::{Class, classify_error};
+use super::core::Core;
+use super::member::{Connection, Purpose};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::race::{Either, race};
+use crate::resilience::{Next, random_unit};
+
+/// Whether a request may be sent twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Repeating it does no harm: reads, revocations, deletes guarded by a revision.
+    Repeatable,
+    /// Applied twice it would be wrong, or its first outcome would be lost.
+    Write,
+}
+
+/// What the funnel needs to know of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    /// The name of the call, for messages.
+    pub(crate) op: &'static str,
+    /// The key it is about, as etcd knows it, for messages.
+    pub(crate) key: &'a [u8],
+    pub(crate) kind: Kind,
+    /// When to stop trying.
+    pub(crate) until: Instant,
+}
+
+/// An answer, with when its request was sent and which member it came from.
+pub(crate) struct Answer<R> {
+    pub(crate) reply: R,
+    pub(crate) sent: Instant,
+    pub(crate) term: u64,
+}
+
+/// One attempt that brought no usable answer.
+pub(crate) struct Miss {
+    pub(crate) class: Class,
+    pub(crate) text: String,
+    /// The server did answer, though not with what was asked for.
+    pub(crate) answered: bool,
+}
+
+/// What every answer of etcd carries.
+pub(crate) trait Reply {
+    fn header(&self) -> Option<&ResponseHeader>;
+}
+
+macro_rules! replies {
+    ($($name:ident),* $(,)?) => {
+        $(impl Reply for etcd_client::$name {
+            fn header(&self) -> Option<&ResponseHeader> {
+                etcd_client::$name::header(self)
+            }
+        })*
+    };
+}
+
+replies!(
+    GetResponse,
+    PutResponse,
+    DeleteResponse,
+    TxnResponse,
+    LeaseGrantResponse,
+    LeaseRevokeResponse,
+    LeaseTimeToLiveResponse,
+    LeaseKeepAliveResponse,
+    WatchResponse,
+);
+
+impl Core {
+    /// Sends a request until it is answered, refused or out of time.
+    pub(crate) async fn call<R, F, Fut>(&self, call: Call<'_>, request: F) -> Result<R>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
+        let started = self.clock.now();
+        let mut misses: u32 = 0;
+        let mut logged_in_again = false;
+        let mut last = "no attempt was made".to_owned();
+        loop {
+            let now = self.clock.now();
+            if now >= call.until {
+                return Err(self.unreachable(call, started, &last));
+            }
+            let member = self.endpoints.lock().pick(now);
+            let limit = call.until.min(now + self.config.attempt_limit());
+            let miss = match self.attempt(member, Purpose::Calls, limit, &request).await {
+                Ok(answer) => return Ok(answer.reply),
+                Err(miss) => miss,
+            };
+            match miss.class {
+                Class::Refused(kind) => return Err(self.refused(call, kind, &miss.text)),
+                Class::StaleLogin if logged_in_again => {
+                    return Err(self.refused(call, ErrorKind::AuthenticationFailed, &miss.text));
+                }
+                Class::StaleLogin => {
+                    logged_in_again = true;
+                    self.refresh_login(member, Purpose::Calls, limit).await;
+                    continue;
+                }
+                Class::Unknown if call.kind == Kind::Write => {
+                    return Err(Error::new(
+                        ErrorKind::OutcomeUnknown,
+                        format!(
+                            "{} of `{}` was sent and not answered: {}",
+                            call.op,
+                            self.shown(call.key),
+                            miss.text
+                        ),
+                    ));
+                }
+                Class::NotSent | Class::Unknown => {}
+            }
+            misses += 1;
+            last = miss.text;
+            match self.pause_after(misses, started, miss.answered).await {
+                Some(pause) => {
+                    let resume = (self.clock.now() + pause).min(call.until);
+                    self.clock.sleep_until(resume).await;
+                }
+                None => return Err(self.unreachable(call, started, &last)),
+            }
+        }
+    }
+
+    /// The pause before the next try, or `None` to give up. Silence and refused connections end
+    /// with the operation timeout alone; the policy limits how often an answered failure (an
+    /// election under way, say) is tried again. `RetryPolicy::never` is taken at its word.
+    async fn pause_after(&self, misses: u32, started: Instant, answered: bool) -> Option<Duration> {
+        let members = self.members.len() as u32;
+        let policy = self.config.resilience.rpc().retry_policy();
+        if policy.is_never() {
+            return None;
+        }
+        // The other members are tried at once; only then is there something to wait for.
+        if misses % members != 0 {
+            return Some(Duration::ZERO);
+        }
+        let elapsed = self.clock.now().saturating_since(started);
+        let next = self.decide(policy.next(misses / members, elapsed, random_unit()), misses, elapsed);
+        match next.await {
+            Some(pause) => Some(pause),
+            None if answered => None,
+            None => Some(UNREACHABLE_PAUSE),
+        }
+    }
+
+    /// Turns a policy's answer into a pause, asking the user's closure on the user-code thread.
+    pub(crate) async fn decide(
+        &self,
+        next: Next,
+        attempt: u32,
+        elapsed: Duration,
+    ) -> Option<Duration> {
+        match next {
+            Next::After(pause) => Some(pause),
+            Next::Stop => None,
+            Next::Ask(closure) => {
+                let (answer, asked) = tokio::sync::oneshot::channel();
+                self.user_code.submit(Box::new(move || {
+                    let _ = answer.send(closure(attempt, elapsed));
+                }));
+                // A closure that panics is taken as "stop".
+                asked.await.ok().flatten()
+            }
+        }
+    }
+
+    /// One attempt through one member, with its own limit.
+    pub(crate) async fn attempt<R, F, Fut>(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        request: &F,
+    ) -> std::result::Result<Answer<R>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
+        let connection = self.connection(member, purpose, limit).await?;
+        let sent = self.clock.now();
+        let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
+        match outcome {
+            Either::First(Ok(reply)) => {
+                self.endpoints.lock().report_good(member);
+                let term = self.observe(reply.header())?;
+                Ok(Answer { reply, sent, term })
+            }
+            Either::First(Err(error)) => {
+                let miss = self.miss(&error);
+                if !miss.answered {
+                    self.distrust(member, purpose, &connection).await;
+                } else if matches!(miss.class, Class::NotSent | Class::Unknown) {
+                    // It answers, but cannot serve: no leader, or none that it reaches.
+                    self.endpoints.lock().report_bad(member, self.clock.now());
+                }
+                Err(miss)
+            }
+            Either::Second(()) => {
+                self.distrust(member, purpose, &connection).await;
+                Err(Miss {
+                    class: Class::Unknown,
+                    text: format!("no answer in time from {}", self.members[member].url()),
+                    answered: false,
+                })
+            }
+        }
+    }
+
+    /// The connection to a member, made within `limit`.
+    pub(crate) async fn connection(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+    ) -> std::result::Result<Arc<Connection>, Miss> {
+        let connect = self.members[member].connection(purpose, &self.config.dial);
+        match race(connect, self.clock.sleep_until(limit)).await {
+            Either::First(Ok(connection)) => Ok(connection),
+            Either::First(Err(error)) => {
+                let miss = self.miss(&error);
+                if !miss.answered {
+                    self.endpoints.lock().report_bad(member, self.clock.now());
+                }
+                // Whatever happened to the login, the request itself was not sent.
+                let class = match miss.class {
+                    Class::Unknown => Class::NotSent,
+                    other => other,
+                };
+                Err(Miss { class, ..miss })
+            }
+            Either::Second(()) => {
+                self.endpoints.lock().report_bad(member, self.clock.now());
+                Err(Miss {
+                    class: Class::NotSent,
+                    text: format!("no connection in time to {}", self.members[member].url()),
+                    answered: false,
+                })
+            }
+        }
+    }
+
+    /// Notes that a member failed us: its connection is not used again, and others come first.
+    pub(crate) async fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
+        self.endpoints.lock().report_bad(member, self.clock.now());
+        self.members[member].discard(purpose, connection).await;
+    }
+
+    /// Fetches a new token on one connection; a failure shows at the next request.
+    pub(crate) async fn refresh_login(&self, member: usize, purpose: Purpose, limit: Instant) {
+        if let Ok(connection) = self.connection(member, purpose, limit).await {
+            let _ = race(connection.refresh_login(), self.clock.sleep_until(limit)).await;
+        }
+    }
+
+    /// Takes note of what a header says of the cluster, and returns its raft term.
+    pub(crate) fn observe(
+        &self,
+        header: Option<&ResponseHeader>,
+    ) -> std::result::Result<u64, Miss> {
+        let Some(header) = header else { return Ok(0) };
+        let (cluster, term) = (header.cluster_id(), header.raft_term());
+        // A cancelled watch answers with an empty header.
+        if cluster != 0 {
+            let first = self.cluster.compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire);
+            if first.is_err_and(|pinned| pinned != cluster) {
+                return Err(Miss {
+                    class: Class::Refused(ErrorKind::WrongCluster),
+                    text: format!("the answer came from cluster {cluster:x}"),
+                    answered: true,
+                });
+            }
+        }
+        self.highest_term.fetch_max(term, Ordering::AcqRel);
+        Ok(term)
+    }
+
+    pub(crate) fn miss(&self, error: &etcd_client::Error) -> Miss {
+        let (class, text) = classify_error(error);
+        let answered = text.contains("etcdserver:")
+            || matches!(class, Class::Refused(_) | Class::StaleLogin);
+        Miss { class, text, answered }
+    }
+
+    pub(crate) fn refused(&self, call: Call<'_>, kind: ErrorKind, text: &str) -> Error {
+        let key = self.shown(call.key);
+        Error::on_key(kind, format!("{} of `{key}`: {text}", call.op), &key)
+    }
+
+    fn unreachable(&self, call: Call<'_>, started: Instant, last: &str) -> Error {
+        let waited = self.clock.now().saturating_since(started);
+        Error::new(
+            ErrorKind::Unreachable,
+            format!("{}: etcd did not answer for {waited:.1?} (last: {last})", call.op),
+        )
+    }
+}
+
+/// The pace at which an unreachable etcd is asked again once the policy has no more to say.
+const UNREACHABLE_PAUSE: Duration = Duration::from_millis(250);

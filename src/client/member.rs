@@ -1,0 +1,135 @@
+//! One member of etcd and the connections to it.
+//!
+//! etcd-client balances over endpoints without failing over, so each member gets clients of its
+//! own with that single endpoint. There are three per member: unary calls, lease streams and
+//! watches. Unread watch data fills the window of a whole HTTP/2 connection, and renewals must
+//! never stand behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
+
+use super::builder::Credentials;
+
+/// etcd refuses requests over 1.5 MiB, but a range over many keys may answer with much more.
+const LARGEST_ANSWER: usize = 256 * 1024 * 1024;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Calls,
+    Leases,
+    Watches,
+}
+
+/// One TCP connection (made when first used) and the clients on it.
+pub(crate) struct Connection {
+    number: u64,
+    client: Client,
+    kv: KvClient,
+    lease: LeaseClient,
+    watch: WatchClient,
+}
+
+impl Connection {
+    pub(crate) fn kv(&self) -> KvClient {
+        self.kv.clone()
+    }
+
+    pub(crate) fn lease(&self) -> LeaseClient {
+        self.lease.clone()
+    }
+
+    pub(crate) fn watch(&self) -> WatchClient {
+        self.watch.clone()
+    }
+
+    /// Logs in again; the new token serves every client on this connection.
+    pub(crate) async fn refresh_login(&self) -> Result<(), etcd_client::Error> {
+        self.client.refresh_token().await
+    }
+}
+
+/// How to connect, the same for every member.
+pub(crate) struct Dial {
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) ping_interval: Duration,
+    pub(crate) ping_timeout: Duration,
+    #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
+    pub(crate) tls: Option<super::tls::TlsOptions>,
+}
+
+impl Dial {
+    fn options(&self, purpose: Purpose) -> ConnectOptions {
+        // `default()` and `new()` of these options differ in what an idle connection does, so
+        // every option that matters is named. etcd kills a connection that pings while idle.
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(self.connect_timeout)
+            .with_keep_alive(self.ping_interval, self.ping_timeout)
+            .with_keep_alive_while_idle(false)
+            // A lease stream should outlive an election; everything else should fail fast on a
+            // member that has lost its quorum, and move on.
+            .with_require_leader(purpose != Purpose::Leases)
+            .with_auto_token_refresh(true);
+        if let Some(Credentials { user, password }) = &self.credentials {
+            options = options.with_user(user, password);
+        }
+        #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
+        if let Some(tls) = &self.tls {
+            options = options.with_tls(tls.for_etcd_client());
+        }
+        options
+    }
+}
+
+/// The connections to one member.
+pub(crate) struct Member {
+    url: String,
+    numbers: AtomicU64,
+    slots: [tokio::sync::Mutex<Option<Arc<Connection>>>; 3],
+}
+
+impl Member {
+    pub(crate) fn new(url: String) -> Member {
+        Member { url, numbers: AtomicU64::new(0), slots: Default::default() }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The connection for `purpose`, made now if there is none. With a user this logs in, which
+    /// is a round trip; without one it touches no network.
+    pub(crate) async fn connection(
+        &self,
+        purpose: Purpose,
+        dial: &Dial,
+    ) -> Result<Arc<Connection>, etcd_client::Error> {
+        let mut slot = self.slots[purpose as usize].lock().await;
+        if let Some(connection) = &*slot {
+            return Ok(connection.clone());
+        }
+        let client = Client::connect([&self.url], Some(dial.options(purpose))).await?;
+        let connection = Arc::new(Connection {
+            number: self.numbers.fetch_add(1, Ordering::Relaxed),
+            kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
+            lease: client.lease_client(),
+            watch: client.watch_client().max_decoding_message_size(LARGEST_ANSWER),
+            client,
+        });
+        *slot = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Gives up a connection that failed or went silent, so that the next call makes a new one.
+    /// Calls under way on it keep it until they end.
+    pub(crate) async fn discard(&self, purpose: Purpose, connection: &Connection) {
+        let mut slot = self.slots[purpose as usize].lock().await;
+        if slot.as_ref().is_some_and(|current| current.number == connection.number) {
+            *slot = None;
+        }
+    }
+}
