@@ -1,0 +1,51 @@
+//! Counters of what is alive inside the library, so that a test can see that nothing leaks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Healer threads that are alive, over all recipes of the process.
+pub(crate) static HEALER_THREADS: Gauge = Gauge::new();
+
+/// How many of something are alive.
+pub(crate) struct Gauge(AtomicUsize);
+
+impl Gauge {
+    pub(crate) const fn new() -> Gauge {
+        Gauge(AtomicUsize::new(0))
+    }
+
+    /// Counts one more until the guard is dropped.
+    pub(crate) fn enter(&self) -> GaugeGuard<'_> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        GaugeGuard(self)
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One of the things a [`Gauge`] counts.
+pub(crate) struct GaugeGuard<'a>(&'a Gauge);
+
+impl Drop for GaugeGuard<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_counts_what_is_alive() {
+        static GAUGE: Gauge = Gauge::new();
+        let first = GAUGE.enter();
+        let second = GAUGE.enter();
+        assert_eq!(GAUGE.get(), 2);
+        drop(first);
+        assert_eq!(GAUGE.get(), 1);
+        drop(second);
+        assert_eq!(GAUGE.get(), 0);
+    }
+}
