@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn many_threads_may_close() {
         let (healer, _) = healer();
-        healer.submit(Box::new(|| std::thread::yield_now()));
+        healer.submit(Box::new(std::thread::yield_now));
         std::thread::scope(|scope| {
             let closers: Vec<_> = (0..4).map(|_| scope.spawn(|| healer.close(LIMIT))).collect();
             assert!(closers.into_iter().all(|closer| closer.join().unwrap()));
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn close_is_deaf_to_a_cancelled_scope() {
         let (healer, _) = healer();
-        healer.submit(Box::new(|| std::thread::yield_now()));
+        healer.submit(Box::new(std::thread::yield_now));
         let token = CancelToken::new();
         token.cancel();
         assert!(token.scope(|| healer.close(LIMIT)));
@@ -379,7 +379,7 @@ mod tests {
         let (healer, _) = healer();
         let (sender, receiver) = bounded(1);
         let weak = Arc::downgrade(&healer.shared);
-        healer.submit(Box::new(|| std::thread::yield_now()));
+        healer.submit(Box::new(std::thread::yield_now));
         healer.submit(Box::new(move || sender.send(()).unwrap()));
         drop(healer);
         assert!(receiver.recv_timeout(LIMIT).is_ok());
