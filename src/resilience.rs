@@ -296,7 +296,7 @@ pub struct LeaseResilience {
 }
 
 /// The parts of a lease's timing that the user has set.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct ExplicitTiming {
     margin: Option<Duration>,
     renew_interval: Option<Duration>,
@@ -469,7 +469,7 @@ impl ResilienceConfig {
 }
 
 /// The timing of one lease, checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseTiming {
     /// In whole seconds, as etcd counts.
     pub(crate) ttl: Duration,

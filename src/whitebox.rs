@@ -5,6 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Healer threads that are alive, over all recipes of the process.
 pub(crate) static HEALER_THREADS: Gauge = Gauge::new();
 
+/// Exclusive sessions that are alive.
+pub(crate) static SESSIONS: Gauge = Gauge::new();
+
+/// Presence leases that are kept.
+pub(crate) static PRESENCES: Gauge = Gauge::new();
+
 /// How many of something are alive.
 pub(crate) struct Gauge(AtomicUsize);
 

@@ -32,7 +32,7 @@ pub(crate) struct Config {
 impl Config {
     /// How long one attempt may take before another member is asked.
     pub(crate) fn attempt_limit(&self) -> Duration {
-        (self.resilience.rpc().operation_timeout() / 10)
+        (self.resilience.get_rpc().get_operation_timeout() / 10)
             .clamp(Duration::from_millis(500), Duration::from_secs(3))
     }
 }
@@ -190,7 +190,7 @@ impl ClientBuilder {
             ("connect_timeout", self.connect_timeout),
             ("keep_alive interval", self.ping_interval),
             ("keep_alive timeout", self.ping_timeout),
-            ("operation_timeout", self.resilience.rpc().operation_timeout()),
+            ("operation_timeout", self.resilience.get_rpc().get_operation_timeout()),
         ] {
             if value.is_zero() {
                 return Err(Error::invalid(format!("{name} is zero")));

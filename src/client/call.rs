@@ -56,6 +56,17 @@ pub(crate) struct Miss {
     pub(crate) answered: bool,
 }
 
+impl Miss {
+    /// The reason, where etcd gave one that another try does not change.
+    pub(crate) fn kind(&self) -> Option<ErrorKind> {
+        match self.class {
+            Class::Refused(kind) => Some(kind),
+            Class::StaleLogin => Some(ErrorKind::AuthenticationFailed),
+            Class::NotSent | Class::Unknown => None,
+        }
+    }
+}
+
 /// What every answer of etcd carries.
 pub(crate) trait Reply {
     fn header(&self) -> Option<&ResponseHeader>;
@@ -146,8 +157,9 @@ impl Core {
     /// election under way, say) is tried again. `RetryPolicy::never` is taken at its word.
     async fn pause_after(&self, misses: u32, started: Instant, answered: bool) -> Option<Duration> {
         let members = self.members.len() as u32;
-        let policy = self.config.resilience.rpc().retry_policy();
-        if policy.is_never() {
+        let policy = self.config.resilience.get_rpc().get_retry_policy();
+        // `never` is the policy that stops even after the first failure.
+        if matches!(policy.next(1, Duration::ZERO, 0.0), Next::Stop) {
             return None;
         }
         // The other members are tried at once; only then is there something to wait for.
@@ -264,6 +276,11 @@ impl Core {
     pub(crate) async fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
         self.endpoints.lock().report_bad(member, self.clock.now());
         self.members[member].discard(purpose, connection).await;
+    }
+
+    /// Gives up whatever connection there is to a member, without judging the member.
+    pub(crate) async fn drop_connection(&self, member: usize, purpose: Purpose) {
+        self.members[member].drop_connection(purpose).await;
     }
 
     /// Fetches a new token on one connection; a failure shows at the next request.

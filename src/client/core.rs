@@ -12,7 +12,7 @@ use super::builder::Config;
 use super::endpoints::Endpoints;
 use super::member::Member;
 use super::runtime::{Abandon, Runtime, Slot};
-use crate::CancelToken;
+use crate::cancel::{self, CancelToken};
 use crate::clock::{Clock, Instant};
 use crate::contend::Queues;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,6 +32,9 @@ const CLOSE_SLACK: Duration = Duration::from_millis(300);
 
 /// How long closing waits for etcd to confirm that everything was removed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Mass expiry must not become a mass of simultaneous grants.
+const HEALS_IN_FLIGHT: usize = 256;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -61,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) sessions: SessionPool,
     pub(crate) queues: Queues,
     pub(crate) watches: Hub,
+    /// Places for heals: however many leases die at once, this many are mended at a time.
+    pub(crate) heals: tokio::sync::Semaphore,
     /// Runs the user's closures that no recipe owns (a custom retry policy).
     pub(super) user_code: Healer,
     owned: Mutex<Vec<Weak<dyn Owned>>>,
@@ -84,7 +89,11 @@ impl Core {
             sessions: SessionPool::default(),
             queues: Queues::default(),
             watches: Hub::new(weak.clone()),
-            user_code: Healer::new("etcd-rx-user"),
+            heals: tokio::sync::Semaphore::new(HEALS_IN_FLIGHT),
+            user_code: Healer::new(
+                "etcd-rx-user",
+                Arc::new(|message| log::warn!("a retry policy panicked: {message}")),
+            ),
             owned: Mutex::new(Vec::new()),
             config,
         });
@@ -119,7 +128,7 @@ impl Core {
 
     /// When a call that starts now has waited long enough for etcd.
     pub(crate) fn operation_limit(&self) -> Instant {
-        self.clock.now() + self.config.resilience.rpc().operation_timeout()
+        self.clock.now() + self.config.resilience.get_rpc().get_operation_timeout()
     }
 
     pub(crate) fn member_count(&self) -> usize {
@@ -174,7 +183,7 @@ impl Core {
         if let Some(recipe) = recipe {
             recipe.check_open()?;
         }
-        if CancelToken::interrupted() {
+        if cancel::interrupted() {
             return Err(Error::interrupted(op));
         }
         let abandon = Abandon::default();
@@ -254,6 +263,11 @@ impl Core {
         list.push(owned);
     }
 
+    pub(crate) fn register_recipe(&self, recipe: &Arc<RecipeCore>) {
+        let weak: Weak<dyn Owned> = Arc::<RecipeCore>::downgrade(recipe);
+        self.register(weak);
+    }
+
     /// Ends everything, in the order that cannot hang: refuse new calls, wake the waiting, lose
     /// the holds, tell etcd within a bound, end user threads, end the runtime.
     pub(crate) fn close(&self) -> Result<()> {
@@ -277,6 +291,8 @@ impl Core {
         }
         self.user_code.close(slack_ends.saturating_since(self.clock.now()));
         self.runtime.stop(CLOSE_SLACK);
+        self.sessions.clear();
+        self.queues.clear();
         confirmed
     }
 

@@ -124,6 +124,11 @@ impl Member {
         Ok(connection)
     }
 
+    /// Gives up whatever connection there is; those who use it keep it until they end.
+    pub(crate) async fn drop_connection(&self, purpose: Purpose) {
+        *self.slots[purpose as usize].lock().await = None;
+    }
+
     /// Gives up a connection that failed or went silent, so that the next call makes a new one.
     /// Calls under way on it keep it until they end.
     pub(crate) async fn discard(&self, purpose: Purpose, connection: &Connection) {

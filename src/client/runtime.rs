@@ -80,7 +80,7 @@ impl Runtime {
         &self,
         task: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Arc<Slot<T>> {
-        let slot = Arc::new(Slot { value: Mutex::new(None), parker: Arc::new(Parker::new()) });
+        let slot = Arc::new(Slot { value: Mutex::new(None), parker: Parker::new() });
         let filler = Filler { slot: Some(slot.clone()) };
         self.handle.spawn(async move { filler.fill(task.await) });
         slot

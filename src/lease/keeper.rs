@@ -1,0 +1,371 @@
+//! The shell around the renewal machine: streams, reads and timers for one lease.
+//!
+//! Each attempt runs as a task of its own, so that one that hangs in a dead connection delays
+//! nothing. Renewals use connections that carry no watches, since unread watch data would stand
+//! in their way.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::renewal::{Action, AttemptId, Event, Over, Renewal};
+use super::word::DeadlineWord;
+use crate::CancelToken;
+use crate::client::call::Reply;
+use crate::client::core::Core;
+use crate::client::member::{Connection, Purpose};
+use crate::clock::Instant;
+use crate::error::ErrorKind;
+use crate::race::{Either, race};
+
+/// What hangs on the lease, seen from the keeper.
+pub(crate) trait Lessee: Send + Sync + 'static {
+    fn lease(&self) -> i64;
+
+    fn word(&self) -> &DeadlineWord;
+
+    /// A key to read in proof of a renewal; `None` where there is nothing to look at.
+    fn probe(&self) -> Option<Vec<u8>>;
+
+    /// What the read of `probe`'s key found.
+    fn probed(&self, key: &[u8], found: Option<&etcd_client::KeyValue>);
+
+    /// A renewal sent at `sent` counted.
+    fn counted(&self, sent: Instant);
+
+    fn suspended(&self);
+
+    fn reconnected(&self);
+
+    /// Asked at every wake: true ends the keeping.
+    fn is_done(&self, now: Instant) -> bool;
+}
+
+/// How the keeping of a lease ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    DeadlinePassed,
+    /// The deadline passed while etcd refused our login.
+    Refused,
+    LeaseGone,
+    WrongCluster,
+    /// The lessee was done, or `stop` was cancelled.
+    Stopped,
+}
+
+/// An open keep-alive stream; one renewal at a time is in flight on it.
+struct Stream {
+    member: usize,
+    keeper: LeaseKeeper,
+    answers: LeaseKeepAliveStream,
+    /// Keeps the connection's other clients alive with the stream.
+    _connection: Arc<Connection>,
+}
+
+enum Report {
+    Acked { attempt: AttemptId, stream: Option<Stream>, sent: Instant, ttl: i64, term: u64 },
+    Proved { attempt: AttemptId, term: u64 },
+    Gone { attempt: AttemptId },
+    Failed { attempt: AttemptId, kind: Option<ErrorKind> },
+}
+
+struct Keeper<L> {
+    core: Arc<Core>,
+    lessee: Arc<L>,
+    reports: mpsc::UnboundedSender<Report>,
+    tasks: HashMap<AttemptId, AbortHandle>,
+    /// The streams of answered attempts that wait for their proof.
+    answered: HashMap<AttemptId, Stream>,
+    /// The stream of the last attempt that counted.
+    kept: Option<Stream>,
+    last_member: usize,
+    refused: bool,
+    ended: Option<Ended>,
+    /// An attempt may take this long.
+    limit: Duration,
+}
+
+/// Renews until the lease is over, `stop` is cancelled or the lessee is done.
+pub(crate) async fn keep<L: Lessee>(
+    core: Arc<Core>,
+    lessee: Arc<L>,
+    mut renewal: Renewal,
+    limit: Duration,
+    stop: CancelToken,
+) -> Ended {
+    let (reports, mut inbox) = mpsc::unbounded_channel();
+    let stopped = Arc::new(tokio::sync::Notify::new());
+    let _hook = stop.on_cancel({
+        let stopped = stopped.clone();
+        move || stopped.notify_one()
+    });
+    let mut keeper = Keeper {
+        last_member: core.pick_member(),
+        core: core.clone(),
+        lessee,
+        reports,
+        tasks: HashMap::new(),
+        answered: HashMap::new(),
+        kept: None,
+        refused: false,
+        ended: None,
+        limit,
+    };
+    let mut event = Event::Tick;
+    loop {
+        let now = core.clock.now();
+        if stop.is_cancelled() || keeper.lessee.is_done(now) {
+            keeper.ended = Some(Ended::Stopped);
+        } else {
+            for action in renewal.step(now, event) {
+                keeper.perform(action);
+            }
+        }
+        if let Some(ended) = keeper.ended {
+            keeper.abort_all();
+            return ended;
+        }
+        let timer = core.clock.sleep_until(renewal.next_wake());
+        event = match race(inbox.recv(), race(stopped.notified(), timer)).await {
+            Either::First(Some(report)) => keeper.take(report).unwrap_or(Event::Tick),
+            Either::First(None) | Either::Second(_) => Event::Tick,
+        };
+    }
+}
+
+impl<L: Lessee> Keeper<L> {
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Begin { attempt, fresh } => self.begin(attempt, fresh),
+            Action::Prove { attempt } => self.prove(attempt),
+            Action::ConfirmGone { attempt } => self.confirm_gone(attempt),
+            Action::Abort { attempt } => {
+                if let Some(task) = self.tasks.remove(&attempt) {
+                    task.abort();
+                }
+                self.answered.remove(&attempt);
+            }
+            Action::Counted { attempt, sent, deadline } => {
+                self.tasks.remove(&attempt);
+                if let Some(stream) = self.answered.remove(&attempt) {
+                    self.last_member = stream.member;
+                    self.kept = Some(stream);
+                }
+                self.refused = false;
+                if self.lessee.word().extend(self.core.clock.now(), deadline) {
+                    self.lessee.counted(sent);
+                } else {
+                    // Somebody asked after the old deadline, before this answer was taken up.
+                    self.ended = Some(Ended::DeadlinePassed);
+                }
+            }
+            Action::Suspended => self.lessee.suspended(),
+            Action::Reconnected => self.lessee.reconnected(),
+            Action::Over(Over::LeaseGone) => self.ended = Some(Ended::LeaseGone),
+            Action::Over(Over::DeadlinePassed) if self.refused => {
+                self.ended = Some(Ended::Refused);
+            }
+            Action::Over(Over::DeadlinePassed) => self.ended = Some(Ended::DeadlinePassed),
+        }
+    }
+
+    /// Takes a task's report to heart and turns it into the machine's event.
+    fn take(&mut self, report: Report) -> Option<Event> {
+        match report {
+            Report::Acked { attempt, stream, sent, ttl, term } => {
+                // An aborted attempt's last words; its stream goes with it.
+                self.tasks.get(&attempt)?;
+                if let Some(stream) = stream {
+                    self.answered.insert(attempt, stream);
+                }
+                let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
+                let highest = self.core.highest_term();
+                Some(Event::Acked { attempt, sent, ttl, term, highest })
+            }
+            Report::Proved { attempt, term } => {
+                Some(Event::Proved { attempt, term, highest: self.core.highest_term() })
+            }
+            Report::Gone { attempt } => Some(Event::Gone { attempt }),
+            Report::Failed { attempt, kind } => {
+                match kind {
+                    Some(ErrorKind::WrongCluster) => self.ended = Some(Ended::WrongCluster),
+                    Some(ErrorKind::PermissionDenied | ErrorKind::AuthenticationFailed) => {
+                        self.refused = true;
+                    }
+                    _ => {}
+                }
+                Some(Event::Failed { attempt })
+            }
+        }
+    }
+
+    fn begin(&mut self, attempt: AttemptId, fresh: bool) {
+        let kept = self.kept.take();
+        let (member, kept, suspect) = match kept {
+            Some(stream) if !fresh => (stream.member, Some(stream), None),
+            _ if !fresh => (self.core.pick_member(), None, None),
+            // The previous attempt is unanswered: its connection may hang, so the next one gets
+            // a new connection, through the next member if there is one.
+            _ => (self.core.member_after(self.last_member), None, Some(self.last_member)),
+        };
+        self.last_member = member;
+        let (core, lease, reports) =
+            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let limit = core.clock.now() + self.limit;
+        let task = tokio::spawn(async move {
+            if let Some(suspect) = suspect {
+                core.drop_connection(suspect, Purpose::Leases).await;
+            }
+            let report = match renew(&core, lease, member, kept, limit).await {
+                Ok((stream, sent, ttl, term)) => {
+                    Report::Acked { attempt, stream, sent, ttl, term }
+                }
+                Err(kind) => Report::Failed { attempt, kind },
+            };
+            let _ = reports.send(report);
+        });
+        self.tasks.insert(attempt, task.abort_handle());
+    }
+
+    /// A linearizable read through the member that answered, on the same connection.
+    fn prove(&mut self, attempt: AttemptId) {
+        let stream = self.answered.get(&attempt).or(self.kept.as_ref());
+        let member = stream.map_or(self.last_member, |stream| stream.member);
+        let Some(key) = self.lessee.probe() else { return };
+        let (core, lessee, reports) =
+            (self.core.clone(), self.lessee.clone(), self.reports.clone());
+        let limit = core.clock.now() + self.limit;
+        let task = tokio::spawn(async move {
+            let read = |connection: Arc<Connection>| {
+                let key = key.clone();
+                async move { connection.kv().get(key, None).await }
+            };
+            let report = match core.attempt(member, Purpose::Leases, limit, &read).await {
+                Ok(answer) => {
+                    lessee.probed(&key, answer.reply.kvs().first());
+                    Report::Proved { attempt, term: answer.term }
+                }
+                Err(miss) => Report::Failed { attempt, kind: miss.kind() },
+            };
+            let _ = reports.send(report);
+        });
+        self.tasks.insert(attempt, task.abort_handle());
+    }
+
+    fn confirm_gone(&mut self, attempt: AttemptId) {
+        let (core, lease, reports) =
+            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let limit = core.clock.now() + self.limit;
+        let task = tokio::spawn(async move {
+            let report = match core.time_to_live("renewal", lease, limit).await {
+                Ok(None) => Report::Gone { attempt },
+                Ok(Some(_)) => Report::Failed { attempt, kind: None },
+                Err(error) => Report::Failed { attempt, kind: Some(error.kind()) },
+            };
+            let _ = reports.send(report);
+        });
+        self.tasks.insert(attempt, task.abort_handle());
+    }
+
+    fn abort_all(&mut self) {
+        for (_, task) in self.tasks.drain() {
+            task.abort();
+        }
+    }
+}
+
+/// One renewal: on the stream given, or on a new one, whose first answer etcd-client swallows.
+async fn renew(
+    core: &Core,
+    lease: i64,
+    member: usize,
+    kept: Option<Stream>,
+    limit: Instant,
+) -> Result<(Option<Stream>, Instant, i64, u64), Option<ErrorKind>> {
+    let mut stream = match kept {
+        Some(stream) => stream,
+        None => match open(core, lease, member, limit).await? {
+            Some(stream) => stream,
+            None => return Ok((None, core.clock.now(), 0, core.highest_term())),
+        },
+    };
+    let sent = core.clock.now();
+    let exchange = async {
+        stream.keeper.keep_alive().await?;
+        stream.answers.message().await
+    };
+    match exchange.await {
+        Ok(Some(answer)) => {
+            let term = core.observe(Reply::header(&answer)).map_err(|miss| miss.kind())?;
+            Ok((Some(stream), sent, answer.ttl(), term))
+        }
+        Ok(None) => Err(None),
+        Err(error) => Err(core.miss(&error).kind()),
+    }
+}
+
+/// Opens a stream; `None` says that the member knows no such lease.
+async fn open(
+    core: &Core,
+    lease: i64,
+    member: usize,
+    limit: Instant,
+) -> Result<Option<Stream>, Option<ErrorKind>> {
+    let connection = core
+        .connection(member, Purpose::Leases, limit)
+        .await
+        .map_err(|miss| miss.kind())?;
+    let opened = race(
+        async { connection.lease().keep_alive(lease).await },
+        core.clock.sleep_until(limit),
+    );
+    match opened.await {
+        Either::First(Ok((keeper, answers))) => {
+            Ok(Some(Stream { member, keeper, answers, _connection: connection }))
+        }
+        Either::First(Err(error)) => {
+            let miss = core.miss(&error);
+            if miss.kind() == Some(ErrorKind::LeaseGone) {
+                return Ok(None);
+            }
+            if !miss.answered {
+                core.distrust(member, Purpose::Leases, &connection).await;
+            }
+            Err(miss.kind())
+        }
+        Either::Second(()) => {
+            core.distrust(member, Purpose::Leases, &connection).await;
+            Err(None)
+        }
+    }
+}
+
+/// One renewal outside of any keeping: when it was sent and the TTL it gave, or `None` if there
+/// is no such lease.
+pub(crate) async fn renew_once(
+    core: &Core,
+    lease: i64,
+    until: Instant,
+) -> crate::Result<Option<(Instant, Duration)>> {
+    let member = core.pick_member();
+    let failed = |kind: Option<ErrorKind>| {
+        crate::Error::new(
+            kind.unwrap_or(ErrorKind::Unreachable),
+            format!("renewing lease {lease:x} through {}", core.member_url(member)),
+        )
+    };
+    let renewal = renew(core, lease, member, None, until);
+    match race(renewal, core.clock.sleep_until(until)).await {
+        Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
+            Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))))
+        }
+        Either::First(Ok((_, _, ttl, _))) if ttl > 0 => Err(failed(None)),
+        Either::First(Ok(_)) => Ok(None),
+        Either::First(Err(kind)) => Err(failed(kind)),
+        Either::Second(()) => Err(failed(None)),
+    }
+}

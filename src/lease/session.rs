@@ -1,0 +1,508 @@
+//! The shared exclusive lease: one per client and TTL, carrying every hold of that TTL.
+//!
+//! Sharing makes a lock two round trips instead of five, and mass expiry cheap. It never heals:
+//! when its deadline passes, every hold on it is lost for good. An attempt whose outcome is
+//! unknown *taints* the session: it takes no new holds, and its lease is revoked with the last
+//! one, because only the end of the lease proves that the attempt can no longer be applied.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use super::keeper::{self, Ended, Lessee};
+use super::loss::LossReason;
+use super::renewal::{Proof, Renewal};
+use super::word::{DeadlineWord, Life};
+use crate::CancelToken;
+use crate::client::core::{BoxFuture, Core, Owned};
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::recipe::{RecipeCore, Signal};
+use crate::resilience::LeaseTiming;
+use crate::whitebox;
+
+/// Which recipes may share a lease: those that ask for the same timing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SessionKey(pub(crate) LeaseTiming);
+
+/// One hold, as its session knows it.
+pub(crate) trait Tenant: Send + Sync {
+    /// The hold is over against its holder's will. Called once per cause, from any thread.
+    fn lose(&self, reason: LossReason, last_renewal: SystemTime);
+
+    /// A linearizable read of the hold's key, made to prove a renewal.
+    fn probed(&self, found: Option<&etcd_client::KeyValue>);
+}
+
+/// Something that has to be kept while an attempt is open (the watch that deletes its key).
+pub(crate) type OpenAttempt = Box<dyn Send>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// Takes no new holds; ends with the last one.
+    Retired,
+    /// Lost, or given back: the lease is being revoked.
+    Over,
+    /// The lease is known to have ended.
+    Ended,
+}
+
+struct Book {
+    phase: Phase,
+    /// Keys of attempts under way and of holds: what may stand in etcd with our lease.
+    live: HashSet<Vec<u8>>,
+    tenants: HashMap<Vec<u8>, Weak<dyn Tenant>>,
+    open: HashMap<Vec<u8>, OpenAttempt>,
+    idle_since: Option<Instant>,
+    /// The recipes whose connection state follows this session.
+    followers: HashMap<usize, Weak<RecipeCore>>,
+    /// What to read in proof of a renewal while nothing is held.
+    probe: Vec<u8>,
+    /// Turns the proof reads over the holds.
+    probes: usize,
+}
+
+pub(crate) struct Session {
+    core: Arc<Core>,
+    lease: i64,
+    timing: LeaseTiming,
+    word: DeadlineWord,
+    last_counted: AtomicU64,
+    next_number: AtomicU64,
+    stop: CancelToken,
+    book: Mutex<Book>,
+    _counted: whitebox::GaugeGuard,
+}
+
+impl Session {
+    /// Grants the lease and starts its keeper. The deadline counts from the grant's send.
+    async fn start(
+        core: &Arc<Core>,
+        key: SessionKey,
+        probe: &[u8],
+        until: Instant,
+    ) -> Result<Arc<Session>> {
+        let asked = key.0.ttl.as_secs();
+        let granted =
+            core.grant("lease grant", i64::try_from(asked).unwrap_or(i64::MAX), until).await?;
+        let timing = key.0.granted(Duration::from_secs(granted.ttl.unsigned_abs()));
+        let renewal = Renewal::new(Proof::Required, timing, granted.sent);
+        let session = Arc::new(Session {
+            core: core.clone(),
+            lease: granted.id,
+            timing,
+            word: DeadlineWord::new(renewal.deadline()),
+            last_counted: AtomicU64::new(granted.sent.as_nanos()),
+            next_number: AtomicU64::new(0),
+            stop: CancelToken::new(),
+            book: Mutex::new(Book {
+                phase: Phase::Serving,
+                live: HashSet::new(),
+                tenants: HashMap::new(),
+                open: HashMap::new(),
+                idle_since: Some(core.clock.now()),
+                followers: HashMap::new(),
+                probe: probe.to_vec(),
+                probes: 0,
+            }),
+            _counted: whitebox::SESSIONS.enter(),
+        });
+        let weak: Weak<dyn Owned> = Arc::<Session>::downgrade(&session);
+        core.register(weak);
+        core.sessions.by_lease.lock().insert(granted.id, Arc::downgrade(&session));
+        core.runtime.spawn(session.clone().run(renewal));
+        Ok(session)
+    }
+
+    async fn run(self: Arc<Session>, renewal: Renewal) {
+        let limit = self.timing.attempt_limit;
+        let ended =
+            keeper::keep(self.core.clone(), self.clone(), renewal, limit, self.stop.clone()).await;
+        match ended {
+            Ended::Stopped => {}
+            Ended::DeadlinePassed => self.end_by(LossReason::DeadlinePassed),
+            Ended::Refused => self.end_by(LossReason::AuthRevoked),
+            Ended::LeaseGone => self.end_by(LossReason::LeaseGone),
+            Ended::WrongCluster => self.end_by(LossReason::WrongCluster),
+        }
+    }
+
+    pub(crate) fn lease(&self) -> i64 {
+        self.lease
+    }
+
+    /// Whether holds on this session stand; the first to find the deadline passed tells them all.
+    pub(crate) fn is_alive(self: &Arc<Session>) -> bool {
+        match self.word.check(self.core.clock.now()) {
+            Life::Alive => true,
+            Life::Lost => false,
+            Life::JustLost => {
+                self.lost(LossReason::DeadlinePassed);
+                false
+            }
+        }
+    }
+
+    /// The time until the deadline.
+    pub(crate) fn remaining(&self) -> Duration {
+        let now = self.core.clock.now();
+        self.word.deadline().map_or(Duration::ZERO, |deadline| deadline.saturating_since(now))
+    }
+
+    /// When the last counted renewal was sent, by the wall clock.
+    pub(crate) fn last_renewal(&self) -> SystemTime {
+        let age = self.core.clock.now().saturating_since(self.last_counted_at());
+        SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+
+    /// The same on the boot-time clock: when etcd last proved to be there.
+    pub(crate) fn last_counted_at(&self) -> Instant {
+        Instant::from_nanos(self.last_counted.load(Ordering::Acquire))
+    }
+
+    // ----- attempts and holds -----------------------------------------------------------------
+
+    /// A place for one attempt under `prefix`, or `None` if this session takes no more.
+    pub(crate) fn enter(
+        self: &Arc<Session>,
+        prefix: &[u8],
+        recipe: &Arc<RecipeCore>,
+    ) -> Option<Ticket> {
+        if !self.is_alive() {
+            return None;
+        }
+        let mut book = self.book.lock();
+        if book.phase != Phase::Serving {
+            return None;
+        }
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let mut key = prefix.to_vec();
+        key.extend_from_slice(format!("{:x}-{number}", self.lease).as_bytes());
+        book.live.insert(key.clone());
+        book.idle_since = None;
+        if book.probe != prefix {
+            book.probe = prefix.to_vec();
+        }
+        book.followers
+            .entry(Arc::as_ptr(recipe) as usize)
+            .or_insert_with(|| Arc::downgrade(recipe));
+        Some(Ticket { session: self.clone(), key, settled: false })
+    }
+
+    /// Whether a key that carries our lease belongs to an attempt or a hold that is alive.
+    pub(crate) fn is_live(&self, key: &[u8]) -> bool {
+        self.book.lock().live.contains(key)
+    }
+
+    /// An open attempt's key was seen and deleted.
+    pub(crate) fn close_open_attempt(&self, key: &[u8]) {
+        let closed = self.book.lock().open.remove(key);
+        drop(closed);
+    }
+
+    fn leave(self: &Arc<Session>, key: &[u8], open: Option<OpenAttempt>) {
+        let now = self.core.clock.now();
+        let mut book = self.book.lock();
+        book.live.remove(key);
+        book.tenants.remove(key);
+        if let Some(open) = open {
+            if book.phase != Phase::Ended {
+                book.open.insert(key.to_vec(), open);
+            }
+            if book.phase == Phase::Serving {
+                book.phase = Phase::Retired;
+            }
+        }
+        if book.live.is_empty() {
+            book.idle_since = Some(now);
+            if book.phase == Phase::Retired {
+                drop(book);
+                self.finish_retired();
+            }
+        }
+    }
+
+    /// Takes no more holds from now on; the lease goes with the last one.
+    pub(crate) fn retire(self: &Arc<Session>) {
+        let mut book = self.book.lock();
+        if book.phase == Phase::Serving {
+            book.phase = Phase::Retired;
+        }
+        let finish = book.phase == Phase::Retired && book.live.is_empty();
+        drop(book);
+        if finish {
+            self.finish_retired();
+        }
+    }
+
+    // ----- the end ----------------------------------------------------------------------------
+
+    /// Nothing stands on the lease any more: give it back.
+    fn finish_retired(self: &Arc<Session>) {
+        {
+            let mut book = self.book.lock();
+            if book.phase != Phase::Retired || !book.live.is_empty() {
+                return;
+            }
+            book.phase = Phase::Over;
+        }
+        self.word.lose();
+        self.stop.cancel();
+        self.core.runtime.spawn(self.clone().revoke_until_done());
+    }
+
+    /// Loses by a cause that the clock did not find.
+    pub(crate) fn end_by(self: &Arc<Session>, reason: LossReason) {
+        if self.word.lose() {
+            self.lost(reason);
+        }
+    }
+
+    /// The word says `LOST` and this call made it so: tell everyone, in order, then clean up.
+    fn lost(self: &Arc<Session>, reason: LossReason) {
+        let last_renewal = self.last_renewal();
+        let (tenants, followers) = {
+            let mut book = self.book.lock();
+            if book.phase != Phase::Ended {
+                book.phase = Phase::Over;
+            }
+            let tenants: Vec<_> = book.tenants.drain().map(|(_, tenant)| tenant).collect();
+            let followers: Vec<_> = book.followers.drain().map(|(_, recipe)| recipe).collect();
+            (tenants, followers)
+        };
+        for tenant in tenants.iter().filter_map(Weak::upgrade) {
+            tenant.lose(reason, last_renewal);
+        }
+        if reason != LossReason::Closed {
+            for recipe in followers.iter().filter_map(Weak::upgrade) {
+                recipe.signal(Signal::Lost);
+            }
+            log::warn!("lease {:x} of {:?} lost: {reason:?}", self.lease, self.timing.ttl);
+        }
+        self.stop.cancel();
+        self.core.runtime.spawn(self.clone().revoke_until_done());
+    }
+
+    /// Asks etcd to end the lease until it has: with it go the keys, so that a rival is not kept
+    /// waiting, and every open attempt.
+    async fn revoke_until_done(self: Arc<Session>) {
+        let mut pause = FIRST_REVOKE_PAUSE;
+        loop {
+            let until = self.core.clock.now() + REVOKE_LIMIT;
+            match self.core.revoke("lease revoke", self.lease, until).await {
+                Ok(()) => break,
+                Err(error) if gives_up(&error) => {
+                    log::warn!("lease {:x} is left to its TTL: {error}", self.lease);
+                    break;
+                }
+                Err(_) => self.core.clock.sleep(pause).await,
+            }
+            pause = (pause * 2).min(REVOKE_LIMIT);
+        }
+        self.ended();
+    }
+
+    fn ended(&self) {
+        let open = {
+            let mut book = self.book.lock();
+            book.phase = Phase::Ended;
+            std::mem::take(&mut book.open)
+        };
+        drop(open);
+        self.core.sessions.by_lease.lock().remove(&self.lease);
+    }
+
+    fn signal_followers(&self, signal: Signal) {
+        let followers: Vec<_> = {
+            let mut book = self.book.lock();
+            book.followers.retain(|_, recipe| recipe.strong_count() > 0);
+            book.followers.values().filter_map(Weak::upgrade).collect()
+        };
+        for recipe in followers {
+            recipe.signal(signal);
+        }
+    }
+}
+
+const FIRST_REVOKE_PAUSE: Duration = Duration::from_millis(250);
+const REVOKE_LIMIT: Duration = Duration::from_secs(5);
+
+/// A refusal that another try does not change; the lease then ends by itself.
+fn gives_up(error: &Error) -> bool {
+    use crate::ErrorKind::{AuthenticationFailed, PermissionDenied, WrongCluster};
+    matches!(error.kind(), AuthenticationFailed | PermissionDenied | WrongCluster)
+}
+
+impl Lessee for Session {
+    fn lease(&self) -> i64 {
+        self.lease
+    }
+
+    fn word(&self) -> &DeadlineWord {
+        &self.word
+    }
+
+    fn probe(&self) -> Option<Vec<u8>> {
+        let mut book = self.book.lock();
+        book.probes += 1;
+        let held = book.tenants.len();
+        match held {
+            0 => Some(book.probe.clone()),
+            _ => book.tenants.keys().nth(book.probes % held).cloned(),
+        }
+    }
+
+    fn probed(&self, key: &[u8], found: Option<&etcd_client::KeyValue>) {
+        let tenant = self.book.lock().tenants.get(key).and_then(Weak::upgrade);
+        if let Some(tenant) = tenant {
+            tenant.probed(found);
+        }
+    }
+
+    fn counted(&self, sent: Instant) {
+        self.last_counted.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+    }
+
+    fn suspended(&self) {
+        self.signal_followers(Signal::Suspended);
+    }
+
+    fn reconnected(&self) {
+        // A recipe that lost a hold stays `Lost` until it acquires again.
+        let followers: Vec<_> =
+            self.book.lock().followers.values().filter_map(Weak::upgrade).collect();
+        for recipe in followers {
+            if recipe.state() == crate::ConnectionState::Suspended {
+                recipe.signal(Signal::Restored);
+            }
+        }
+    }
+
+    fn is_done(&self, now: Instant) -> bool {
+        let mut book = self.book.lock();
+        let idle = book.idle_since.is_some_and(|since| now >= since + self.timing.ttl);
+        if idle && book.phase == Phase::Serving {
+            book.phase = Phase::Over;
+            drop(book);
+            self.word.lose();
+            // The keeper ends with this answer; the lease is given back behind it.
+            if let Some(me) = self.core.sessions.find(self.lease) {
+                self.core.runtime.spawn(me.revoke_until_done());
+            }
+            return true;
+        }
+        false
+    }
+}
+
+impl Owned for Session {
+    fn lose(&self) {
+        if let Some(me) = self.core.sessions.find(self.lease) {
+            me.end_by(LossReason::Closed);
+        }
+    }
+
+    fn cleanup(self: Arc<Self>, until: Instant) -> BoxFuture<Result<()>> {
+        Box::pin(async move {
+            if self.book.lock().phase == Phase::Ended {
+                return Ok(());
+            }
+            self.core.revoke("lease revoke", self.lease, until).await?;
+            self.ended();
+            Ok(())
+        })
+    }
+
+    fn finish(&self, _limit: Duration) {}
+}
+
+/// One attempt's place in a session: the name of its key, and the duty to say how it ended.
+/// Dropped without a word (a panic, the end of the runtime), it counts as open.
+pub(crate) struct Ticket {
+    session: Arc<Session>,
+    key: Vec<u8>,
+    settled: bool,
+}
+
+impl Ticket {
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// From now on the session tells this hold when it is lost.
+    pub(crate) fn install(&self, tenant: Weak<dyn Tenant>) {
+        self.session.book.lock().tenants.insert(self.key.clone(), tenant);
+    }
+
+    /// Nothing of this attempt stands in etcd, nor can it come to.
+    pub(crate) fn settle(mut self) {
+        self.settled = true;
+        self.session.leave(&self.key, None);
+    }
+
+    /// The attempt may still be applied: `keeper` lives until that is decided.
+    pub(crate) fn leave_open(mut self, keeper: OpenAttempt) {
+        self.settled = true;
+        self.session.leave(&self.key, Some(keeper));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.session.leave(&self.key, Some(Box::new(())));
+        }
+    }
+}
+
+/// The sessions of one client.
+#[derive(Default)]
+pub(crate) struct SessionPool {
+    slots: Mutex<HashMap<SessionKey, Arc<tokio::sync::Mutex<Option<Arc<Session>>>>>>,
+    by_lease: Mutex<HashMap<i64, Weak<Session>>>,
+}
+
+impl SessionPool {
+    /// A ticket in a living session of this timing; grants a lease if there is none.
+    pub(crate) async fn ticket(
+        &self,
+        core: &Arc<Core>,
+        key: SessionKey,
+        prefix: &[u8],
+        recipe: &Arc<RecipeCore>,
+        until: Instant,
+    ) -> Result<Ticket> {
+        let slot = self.slots.lock().entry(key).or_default().clone();
+        // One grant at a time: who comes meanwhile shares its lease.
+        let mut current = slot.lock().await;
+        loop {
+            if let Some(ticket) = current.as_ref().and_then(|s| s.enter(prefix, recipe)) {
+                return Ok(ticket);
+            }
+            *current = None;
+            if core.closed.is_cancelled() {
+                return Err(Error::closed("the client"));
+            }
+            *current = Some(Session::start(core, key, prefix, until).await?);
+        }
+    }
+
+    /// Lets go of every session, so that the client can be freed.
+    pub(crate) fn clear(&self) {
+        let slots = std::mem::take(&mut *self.slots.lock());
+        drop(slots);
+    }
+
+    /// The session of a lease that has not ended.
+    pub(crate) fn find(&self, lease: i64) -> Option<Arc<Session>> {
+        self.by_lease.lock().get(&lease).and_then(Weak::upgrade)
+    }
+}
