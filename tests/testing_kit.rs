@@ -232,13 +232,15 @@ fn calls_and_compactions_are_seen() {
 
 #[test]
 fn authentication_is_on_and_outlives_restarts() {
+    let named = std::env::var("ETCDCTL_BIN").ok().filter(|path| !path.is_empty());
+    let etcdctl = named.as_deref().unwrap_or("etcdctl");
     let server = EtcdServer::builder().auth("alice", "secret").start().unwrap();
     server.ctl(["put", "a", "1"]).unwrap();
     for restart in [EtcdServer::restart, EtcdServer::restart_empty] {
         restart(&server).unwrap();
         server.ctl(["put", "b", "1"]).unwrap();
         let endpoint = server.endpoint();
-        let stranger = Command::new(std::env::var("ETCDCTL_BIN").unwrap_or("etcdctl".to_owned()))
+        let stranger = Command::new(etcdctl)
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &endpoint, "get", "b"])
             .output()
