@@ -128,9 +128,6 @@ mod tests {
     fn instants_saturate_instead_of_wrapping() {
         assert_eq!(Instant::FAR_FUTURE + Duration::MAX, Instant::FAR_FUTURE);
         assert_eq!(Instant::from_nanos(5) - Duration::from_secs(1), Instant::from_nanos(0));
-        assert_eq!(
-            Instant::from_nanos(1).saturating_since(Instant::from_nanos(9)),
-            Duration::ZERO
-        );
+        assert_eq!(Instant::from_nanos(1).saturating_since(Instant::from_nanos(9)), Duration::ZERO);
     }
 }

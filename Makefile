@@ -1,0 +1,33 @@
+# What people and the CI run. Each target brings the programs it needs, see scripts/bootstrap.
+
+FEATURES := --features testing
+
+.PHONY: demo test test-full bench lint docs bootstrap
+
+# A lock lost and regained, on a real etcd.
+demo: bootstrap
+	cargo run --quiet --example demo $(FEATURES)
+
+# All tests, examples in the documentation included, on the installed etcd.
+test: bootstrap
+	scripts/test $(FEATURES)
+
+# The same with the figures that DESIGN.md states, on the installed etcd and on etcd 3.5.
+test-full: bootstrap
+	ETCD_RECIPES_FULL=1 scripts/test $(FEATURES)
+	etcd="$$(scripts/etcd-3.5)" && \
+	ETCD_RECIPES_FULL=1 ETCD_BIN="$$etcd" ETCDCTL_BIN= scripts/test $(FEATURES)
+
+bench: bootstrap
+	cargo bench $(FEATURES)
+
+lint: bootstrap
+	cargo fmt --check
+	cargo clippy --all-targets $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps $(FEATURES)
+
+docs: bootstrap
+	cargo doc --no-deps $(FEATURES)
+
+bootstrap:
+	@scripts/bootstrap
