@@ -100,7 +100,8 @@ fn a_server_that_cannot_start_shows_its_log() {
 fn helper_start_a_server_and_wait_to_be_killed() {
     let server =
         EtcdServer::builder().data_dir_in(std::env::var("KIT_DIR").unwrap()).start().unwrap();
-    println!("pid={}", server.pid().unwrap());
+    let watcher = server.spawn_ctl(["watch", "a"]).unwrap();
+    println!("pids={},{}", server.pid().unwrap(), watcher.id());
     server.freeze().unwrap();
     loop {
         std::thread::park();
@@ -124,20 +125,21 @@ fn a_server_dies_with_a_process_that_is_killed() {
         .unwrap();
     let mut output = helper.stdout.take().unwrap();
     let mut said = String::new();
-    let pid: u32 = loop {
+    let pids: Vec<u32> = loop {
         let mut byte = [0];
         output.read_exact(&mut byte).unwrap();
         said.push(char::from(byte[0]));
-        let whole = said.ends_with('\n').then(|| said.split("pid=").nth(1)).flatten();
-        if let Some(pid) = whole {
-            break pid.trim().parse().unwrap();
+        if let Some(pids) = said.strip_suffix('\n').and_then(|s| s.split("pids=").nth(1)) {
+            break pids.split(',').map(|pid| pid.parse().unwrap()).collect();
         }
     };
-    assert!(runs(pid));
+    assert!(pids.iter().all(|pid| runs(*pid)));
     helper.kill().unwrap();
     helper.wait().unwrap();
     let is_empty = |dir: &Path| std::fs::read_dir(dir).unwrap().count() == 0;
-    eventually(LIMIT, "the server and its directory are gone", || !is_alive(pid) && is_empty(&dir));
+    eventually(LIMIT, "both processes and the directory are gone", || {
+        !pids.iter().any(|pid| is_alive(*pid)) && is_empty(&dir)
+    });
     std::fs::remove_dir(&dir).unwrap();
 }
 
@@ -265,6 +267,8 @@ fn a_long_running_etcdctl_can_be_watched_and_ended() {
     });
     holder.kill().unwrap();
     holder.wait().unwrap();
+    let pid = server.spawn_ctl(["watch", "a"]).unwrap().id();
+    assert!(!runs(pid), "dropped, it is gone");
 }
 
 #[test]

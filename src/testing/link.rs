@@ -106,6 +106,8 @@ struct PipeState {
     queue: VecDeque<Item>,
     held: usize,
     writing: bool,
+    /// How many writes have been begun or given up; a new one goes by the mode as it is then.
+    round: u64,
 }
 
 #[derive(Debug)]
@@ -199,7 +201,8 @@ impl Link {
         for pipe in [&self.up, &self.down] {
             let mut state = pipe.state.lock();
             pipe.changed.notify_all();
-            while state.writing && !self.is_dead() {
+            let round = state.round;
+            while state.writing && state.round == round && !self.is_dead() {
                 pipe.changed.wait(&mut state);
             }
         }
@@ -353,6 +356,7 @@ impl Link {
         let pipe = self.pipe(direction);
         let mut state = pipe.state.lock();
         state.writing = false;
+        state.round += 1;
         pipe.changed.notify_all();
         loop {
             if self.is_dead() {

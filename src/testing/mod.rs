@@ -46,6 +46,7 @@ pub use clock::{TestClock, boot_nanos};
 pub use cluster::{ClusterBuilder, EtcdCluster};
 pub use frames::{Frame, FrameKind};
 pub use link::{Delivery, Direction, Mode};
+pub use process::CtlProcess;
 pub use proxy::FaultProxy;
 pub use server::{EtcdServer, ServerBuilder};
 pub use wait::{Condition, eventually};

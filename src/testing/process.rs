@@ -1,4 +1,4 @@
-//! A server process that is never left behind.
+//! Processes that are never left behind.
 //!
 //! etcd takes no notice when the process that started it dies. So every server has a guard: a
 //! `sh` that reads from a pipe held open by this process. The kernel closes the pipe however this
@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -23,13 +24,110 @@ trap '' HUP INT TERM
 pid=
 while read -r line; do pid=$line; done
 if [ -n "$pid" ]; then kill -KILL "$pid" 2>/dev/null; fi
-for try in 1 2 3 4 5; do rm -rf "$1" 2>/dev/null && break; sleep 1; done
+for try in 1 2 3 4 5; do rm -rf "$@" 2>/dev/null && break; sleep 1; done
 "#;
 
 #[derive(Debug)]
+struct Guard {
+    shell: Child,
+}
+
+impl Guard {
+    /// A guard that removes `dir`, if there is one, after the process is gone.
+    fn new(dir: Option<&Path>) -> Result<Guard> {
+        Command::new("sh")
+            .args(["-c", GUARD, "etcd-guard"])
+            .args(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map(|shell| Guard { shell })
+            .map_err(|error| failed_by("cannot start `sh`", error))
+    }
+
+    fn watch(&mut self, child: &Child) -> Result<()> {
+        self.tell(&child.id().to_string())
+    }
+
+    /// To be called while the process still owns its id, since ids are given anew.
+    fn forget(&mut self) -> Result<()> {
+        self.tell("")
+    }
+
+    fn tell(&mut self, line: &str) -> Result<()> {
+        let Some(pipe) = &mut self.shell.stdin else { return Err(failed("the guard is gone")) };
+        writeln!(pipe, "{line}").map_err(|error| failed_by("the guard is gone", error))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        // A guard that cannot be waited for has ended.
+        let _ = self.shell.wait();
+    }
+}
+
+/// An `etcdctl` that goes on until it ends, is killed or is dropped.
+///
+/// It is used like the [`Child`] that it holds.
+///
+/// # Example: a lock held by another program
+///
+/// ```no_run
+/// # fn main() -> etcd_recipes::Result<()> {
+/// let server = etcd_recipes::testing::EtcdServer::start()?;
+/// let holder = server.spawn_ctl(["lock", "/jobs/nightly"])?;
+/// // … the code under test has to wait …
+/// drop(holder);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CtlProcess {
+    child: Child,
+    guard: Guard,
+}
+
+impl CtlProcess {
+    pub(super) fn spawn(command: &mut Command) -> Result<CtlProcess> {
+        let mut guard = Guard::new(None)?;
+        let child = command.spawn().map_err(|error| failed_by("cannot start etcdctl", error))?;
+        guard.watch(&child)?;
+        Ok(CtlProcess { child, guard })
+    }
+}
+
+impl Deref for CtlProcess {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for CtlProcess {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for CtlProcess {
+    fn drop(&mut self) {
+        // It may have ended, or been waited for, before.
+        let _ = self.child.kill();
+        let _ = self.guard.forget();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server's process, which comes and goes, and the directory it works in.
+#[derive(Debug)]
 pub(super) struct Process {
     dir: PathBuf,
-    guard: Child,
+    guard: Guard,
     child: Option<Child>,
 }
 
@@ -38,15 +136,7 @@ impl Process {
     pub(super) fn new(dir: &Path) -> Result<Process> {
         std::fs::create_dir_all(dir)
             .map_err(|error| failed_by(format!("cannot create {}", dir.display()), error))?;
-        let guard = Command::new("sh")
-            .args(["-c", GUARD, "etcd-guard"])
-            .arg(dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .map_err(|error| failed_by("cannot start `sh`", error))?;
+        let guard = Guard::new(Some(dir))?;
         Ok(Process { dir: dir.to_owned(), guard, child: None })
     }
 
@@ -84,14 +174,7 @@ impl Process {
             .map_err(|error| {
                 failed_by(format!("cannot start {}", command.get_program().display()), error)
             })?;
-        let id = child.id();
-        self.child = Some(child);
-        self.tell_guard(&id.to_string())
-    }
-
-    fn tell_guard(&mut self, line: &str) -> Result<()> {
-        let Some(pipe) = &mut self.guard.stdin else { return Err(failed("the guard is gone")) };
-        writeln!(pipe, "{line}").map_err(|error| failed_by("the server's guard is gone", error))
+        self.guard.watch(self.child.insert(child))
     }
 
     /// The id of the running process, which may be frozen.
@@ -165,8 +248,7 @@ impl Process {
         if self.child.is_none() {
             return Ok(());
         }
-        // The guard forgets the id while the process still owns it: ids are given anew.
-        let told = self.tell_guard("");
+        let told = self.guard.forget();
         if let Some(mut child) = self.child.take() {
             child.wait().map_err(|error| failed_by("cannot wait for the server", error))?;
         }
@@ -178,7 +260,5 @@ impl Drop for Process {
     fn drop(&mut self) {
         // Nothing can be done about a failure here, and the guard cleans up all the same.
         let _ = self.kill();
-        drop(self.guard.stdin.take());
-        let _ = self.guard.wait();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::error::Result;
 use crate::testing::boot_nanos;
 use crate::testing::ports::Port;
-use crate::testing::process::Process;
+use crate::testing::process::{CtlProcess, Process};
 use crate::testing::{failed, failed_by, find, http, metrics};
 
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -334,12 +334,15 @@ impl EtcdServer {
 
     /// Starts an `etcdctl` that goes on, such as `lock` or `watch`, with its output piped.
     ///
-    /// Its errors go to the server's log. It is the caller's to kill and to wait for.
+    /// Its errors go to the server's log. Dropping it kills it.
     ///
     /// # Errors
     ///
     /// `Testing`: it cannot be started.
-    pub fn spawn_ctl<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Child> {
+    pub fn spawn_ctl<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<CtlProcess> {
         self.spawn_ctl_through(&self.endpoint(), args)
     }
 
@@ -352,16 +355,11 @@ impl EtcdServer {
         &self,
         endpoint: &str,
         args: impl IntoIterator<Item = S>,
-    ) -> Result<Child> {
+    ) -> Result<CtlProcess> {
         let log = self.process.lock().log()?;
         let mut command = self.ctl_to(endpoint);
         self.add_user(&mut command);
-        command
-            .args(args)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .map_err(|error| failed_by("cannot start etcdctl", error))
+        CtlProcess::spawn(command.args(args).stdout(Stdio::piped()).stderr(log))
     }
 
     /// Ends the server at once (SIGKILL). A server that is down stays down.
