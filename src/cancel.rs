@@ -377,7 +377,13 @@ impl CancelToken {
     /// Puts this thread into the token's scope until the entry is dropped; entries may end in any
     /// order.
     pub(crate) fn enter(&self) -> ScopeEntry {
-        let id = with_scope(|scope| {
+        ScopeEntry { id: self.enter_until_left(), not_send: PhantomData }
+    }
+
+    /// As [`enter`](CancelToken::enter), for a guard that several owners share: the scope ends
+    /// with [`leave`] on this thread. `None` on a thread so far gone that it has no scope.
+    pub(crate) fn enter_until_left(&self) -> Option<u64> {
+        with_scope(|scope| {
             scope.next_id += 1;
             scope.entries.push(Entry {
                 id: scope.next_id,
@@ -385,8 +391,17 @@ impl CancelToken {
                 token: self.clone(),
             });
             scope.next_id
+        })
+    }
+
+    /// Ready once the token is cancelled, for the library's own tasks.
+    pub(crate) async fn cancelled(&self) {
+        let notify = Arc::new(tokio::sync::Notify::new());
+        let _hook = self.on_cancel({
+            let notify = notify.clone();
+            move || notify.notify_one()
         });
-        ScopeEntry { id, not_send: PhantomData }
+        notify.notified().await;
     }
 }
 
@@ -478,14 +493,20 @@ pub(crate) struct ScopeEntry {
 
 impl Drop for ScopeEntry {
     fn drop(&mut self) {
-        let Some(id) = self.id else { return };
-        let left = with_scope(|scope| {
-            let index = scope.entries.iter().position(|entry| entry.id == id)?;
-            Some(scope.entries.remove(index))
-        });
-        // The token is dropped here, outside of the borrow.
-        drop(left);
+        if let Some(id) = self.id {
+            leave(id);
+        }
     }
+}
+
+/// Ends this thread's stay in a scope.
+pub(crate) fn leave(id: u64) {
+    let left = with_scope(|scope| {
+        let index = scope.entries.iter().position(|entry| entry.id == id)?;
+        Some(scope.entries.remove(index))
+    });
+    // The token is dropped here, outside of the borrow.
+    drop(left);
 }
 
 struct Shield {

@@ -1,17 +1,31 @@
 //! Synchronous, blocking coordination recipes on etcd v3.
 
 mod cancel;
+pub mod client;
 mod clock;
+mod contend;
 mod error;
+mod fork;
+pub mod lease;
+pub mod lock;
+mod race;
 pub mod recipe;
 pub mod resilience;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod wait;
+mod watch;
 mod whitebox;
 
 pub use cancel::CancelToken;
+pub use client::{
+    Client, ClientBuilder, Compare, CompareOp, KeyValue, Op, OpResult, Txn, TxnResult,
+};
 pub use error::{Error, ErrorKind, Result};
+pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
+pub use lock::{
+    Contender, FencedTxn, Hold, LossListener, Mutex, MutexBuilder, MutexGuard, OwnedMutexGuard,
+};
 pub use recipe::{ConnectionState, ErrorEvent, ListenerId, Recipe, Subscription};
 pub use resilience::{
     LeaseResilience, ResilienceConfig, RetryPolicy, RpcResilience, WatchResilience,

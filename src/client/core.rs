@@ -14,7 +14,7 @@ use super::member::Member;
 use super::runtime::{Abandon, Runtime, Slot};
 use crate::cancel::{self, CancelToken};
 use crate::clock::{Clock, Instant};
-use crate::contend::Queues;
+use crate::contend::{OwnKeys, Queues};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork;
 use crate::lease::SessionPool;
@@ -63,6 +63,7 @@ pub(crate) struct Core {
     pub(super) highest_term: AtomicU64,
     pub(crate) sessions: SessionPool,
     pub(crate) queues: Queues,
+    pub(crate) own_keys: OwnKeys,
     pub(crate) watches: Hub,
     /// Places for heals: however many leases die at once, this many are mended at a time.
     pub(crate) heals: tokio::sync::Semaphore,
@@ -88,6 +89,7 @@ impl Core {
             highest_term: AtomicU64::new(0),
             sessions: SessionPool::default(),
             queues: Queues::default(),
+            own_keys: OwnKeys::new(weak.clone()),
             watches: Hub::new(weak.clone()),
             heals: tokio::sync::Semaphore::new(HEALS_IN_FLIGHT),
             user_code: Healer::new(
@@ -126,9 +128,14 @@ impl Core {
         self.highest_term.load(Ordering::Acquire)
     }
 
+    /// How long a call waits for etcd.
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.config.resilience.get_rpc().get_operation_timeout()
+    }
+
     /// When a call that starts now has waited long enough for etcd.
     pub(crate) fn operation_limit(&self) -> Instant {
-        self.clock.now() + self.config.resilience.get_rpc().get_operation_timeout()
+        self.clock.now() + self.operation_timeout()
     }
 
     pub(crate) fn member_count(&self) -> usize {

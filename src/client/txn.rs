@@ -283,6 +283,14 @@ impl TxnResult {
         TxnResult::at(core, response, response.header().map_or(0, |h| h.revision()))
     }
 
+    /// The answer of the one transaction inside this one.
+    pub(crate) fn nested(self) -> Option<TxnResult> {
+        self.results.into_iter().find_map(|result| match result {
+            OpResult::Txn(inner) => Some(inner),
+            _ => None,
+        })
+    }
+
     /// A nested transaction's answer has no header of its own.
     fn at(core: &Core, response: &etcd_client::TxnResponse, revision: i64) -> TxnResult {
         use etcd_client::TxnOpResponse;

@@ -220,7 +220,7 @@ impl Presence {
             self.recipe.record_error(cause.clone());
             self.recipe.signal(Signal::Lost);
             self.emit(LeaseEvent::Expired { lease: old, cause });
-            match race(self.heal(old), self.stopped()).await {
+            match race(self.heal(old), self.stop.cancelled()).await {
                 Either::First(Ok(healed)) => fresh = healed,
                 Either::First(Err(cause)) => return self.fail(old, cause),
                 Either::Second(()) => return,
@@ -380,15 +380,6 @@ impl Presence {
             *state = next;
         }
         open
-    }
-
-    async fn stopped(&self) {
-        let notify = Arc::new(tokio::sync::Notify::new());
-        let _hook = self.stop.on_cancel({
-            let notify = notify.clone();
-            move || notify.notify_one()
-        });
-        notify.notified().await;
     }
 
     fn revoke_in_background(&self, lease: i64) {

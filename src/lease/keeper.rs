@@ -98,11 +98,6 @@ pub(crate) async fn keep<L: Lessee>(
     stop: CancelToken,
 ) -> Ended {
     let (reports, mut inbox) = mpsc::unbounded_channel();
-    let stopped = Arc::new(tokio::sync::Notify::new());
-    let _hook = stop.on_cancel({
-        let stopped = stopped.clone();
-        move || stopped.notify_one()
-    });
     let mut keeper = Keeper {
         last_member: core.pick_member(),
         core: core.clone(),
@@ -130,7 +125,7 @@ pub(crate) async fn keep<L: Lessee>(
             return ended;
         }
         let timer = core.clock.sleep_until(renewal.next_wake());
-        event = match race(inbox.recv(), race(stopped.notified(), timer)).await {
+        event = match race(inbox.recv(), race(stop.cancelled(), timer)).await {
             Either::First(Some(report)) => keeper.take(report).unwrap_or(Event::Tick),
             Either::First(None) | Either::Second(_) => Event::Tick,
         };

@@ -11,5 +11,6 @@ mod word;
 pub use healing::{Lease, LeaseEvent};
 pub(crate) use healing::{Owner, Presence, Sighting};
 pub use loss::{Loss, LossReason};
+pub(crate) use self_healing::callback;
 pub use self_healing::{LeaseListener, SelfHealingBuilder, SelfHealingKeepAlive};
 pub(crate) use session::{Session, SessionKey, SessionPool, Tenant, Ticket};

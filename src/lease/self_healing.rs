@@ -13,16 +13,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::recipe::{ListenerId, RecipeCore, Subscription};
 use crate::resilience::{LeaseResilience, LeaseTiming};
 
-/// Hears what happens to a presence lease. Any `Fn(&LeaseEvent)` is one.
+/// Hears what happens to a presence lease, for those who prefer a type to a closure.
 pub trait LeaseListener: Send + Sync + 'static {
     /// Runs on the recipe's healer thread.
     fn on_lease_event(&self, event: &LeaseEvent);
 }
 
-impl<F: Fn(&LeaseEvent) + Send + Sync + 'static> LeaseListener for F {
-    fn on_lease_event(&self, event: &LeaseEvent) {
-        self(event);
-    }
+/// A listener object as the callback that the listeners of a recipe are.
+pub(crate) fn callback(
+    listener: Box<dyn LeaseListener>,
+) -> Arc<dyn Fn(&LeaseEvent) + Send + Sync> {
+    Arc::new(move |event| listener.on_lease_event(event))
 }
 
 /// The user's hook. It is taken out while it runs, so that no lock is held meanwhile.
@@ -168,8 +169,14 @@ impl SelfHealingBuilder {
     }
 
     /// Adds a listener that hears everything from the start. Default: none.
-    pub fn listener(mut self, listener: impl LeaseListener) -> Self {
-        self.listeners.push(Arc::new(move |event| listener.on_lease_event(event)));
+    pub fn listener(mut self, listener: impl Fn(&LeaseEvent) + Send + Sync + 'static) -> Self {
+        self.listeners.push(Arc::new(listener));
+        self
+    }
+
+    /// As [`listener`](Self::listener), for a type of its own.
+    pub fn listener_with(mut self, listener: Box<dyn LeaseListener>) -> Self {
+        self.listeners.push(callback(listener));
         self
     }
 
@@ -247,8 +254,16 @@ impl SelfHealingKeepAlive {
     }
 
     /// Adds a listener; it runs on this object's healer thread.
-    pub fn add_listener(&self, listener: impl LeaseListener) -> ListenerId {
-        self.presence.listeners.add(Arc::new(move |event| listener.on_lease_event(event)))
+    pub fn add_listener(
+        &self,
+        listener: impl Fn(&LeaseEvent) + Send + Sync + 'static,
+    ) -> ListenerId {
+        self.presence.listeners.add(Arc::new(listener))
+    }
+
+    /// As [`add_listener`](Self::add_listener), for a type of its own.
+    pub fn add_listener_with(&self, listener: Box<dyn LeaseListener>) -> ListenerId {
+        self.presence.listeners.add(callback(listener))
     }
 
     /// Removes a listener; once this has returned, no new call of it starts.

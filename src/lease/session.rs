@@ -75,7 +75,7 @@ pub(crate) struct Session {
     next_number: AtomicU64,
     stop: CancelToken,
     book: Mutex<Book>,
-    _counted: whitebox::GaugeGuard,
+    _counted: whitebox::GaugeGuard<'static>,
 }
 
 impl Session {
@@ -164,6 +164,16 @@ impl Session {
         Instant::from_nanos(self.last_counted.load(Ordering::Acquire))
     }
 
+    /// Cancelled once this session carries nothing any more.
+    pub(crate) fn stopped(&self) -> &CancelToken {
+        &self.stop
+    }
+
+    /// Whether the lease is known to have ended, and every key on it with it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.book.lock().phase == Phase::Ended
+    }
+
     // ----- attempts and holds -----------------------------------------------------------------
 
     /// A place for one attempt under `prefix`, or `None` if this session takes no more.
@@ -206,23 +216,32 @@ impl Session {
 
     fn leave(self: &Arc<Session>, key: &[u8], open: Option<OpenAttempt>) {
         let now = self.core.clock.now();
-        let mut book = self.book.lock();
-        book.live.remove(key);
-        book.tenants.remove(key);
-        if let Some(open) = open {
-            if book.phase != Phase::Ended {
-                book.open.insert(key.to_vec(), open);
+        let mut finish = false;
+        let not_needed = {
+            let mut book = self.book.lock();
+            book.live.remove(key);
+            book.tenants.remove(key);
+            let mut not_needed = None;
+            if let Some(open) = open {
+                if book.phase == Phase::Serving {
+                    book.phase = Phase::Retired;
+                }
+                if book.phase == Phase::Ended {
+                    not_needed = Some(open);
+                } else {
+                    book.open.insert(key.to_vec(), open);
+                }
             }
-            if book.phase == Phase::Serving {
-                book.phase = Phase::Retired;
+            if book.live.is_empty() {
+                book.idle_since = Some(now);
+                finish = book.phase == Phase::Retired;
             }
-        }
-        if book.live.is_empty() {
-            book.idle_since = Some(now);
-            if book.phase == Phase::Retired {
-                drop(book);
-                self.finish_retired();
-            }
+            not_needed
+        };
+        // Dropped without the book's lock: it takes locks of its own.
+        drop(not_needed);
+        if finish {
+            self.finish_retired();
         }
     }
 

@@ -105,11 +105,7 @@ impl RecipeCore {
             let state = self.state.lock();
             let listener = self.state_listeners.add_listener(listener);
             id = listener.id();
-            refused = if *state == ConnectionState::Connected {
-                None
-            } else {
-                self.queue(vec![listener], *state, RecipeCore::record_panic)
-            };
+            refused = self.queue(vec![listener], *state, RecipeCore::record_panic);
         }
         drop(refused);
         id
@@ -178,6 +174,11 @@ impl RecipeCore {
     /// The listeners are those added by now. Call it with no lock held.
     pub(crate) fn notify<E: Send + 'static>(&self, listeners: &Listeners<E>, event: E) {
         drop(self.queue(listeners.snapshot(), event, RecipeCore::record_panic));
+    }
+
+    /// As [`notify`](RecipeCore::notify), for one listener that came late.
+    pub(crate) fn notify_one<E: Send + 'static>(&self, listener: &Listener<E>, event: E) {
+        drop(self.queue(vec![listener.clone()], event, RecipeCore::record_panic));
     }
 
     /// Returns the job of a closed healer, to be dropped where no lock is held.

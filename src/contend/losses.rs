@@ -1,0 +1,68 @@
+//! Who hears of a recipe's lost holds, also those who ask late.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::lease::Loss;
+use crate::recipe::{Events, ListenerId, Listeners, RecipeCore, Subscription};
+
+pub(crate) struct Losses {
+    recipe: Weak<RecipeCore>,
+    listeners: Listeners<Loss>,
+    events: Events<Loss>,
+    /// Losses whose guards are still around. The lock also orders "a listener is added" against
+    /// "a loss is told", so that each listener hears of each loss exactly once.
+    open: Mutex<Vec<(i64, Loss)>>,
+}
+
+impl Losses {
+    pub(crate) fn new(recipe: &Arc<RecipeCore>) -> Losses {
+        Losses {
+            recipe: Arc::downgrade(recipe),
+            listeners: Listeners::new(),
+            events: Events::new(),
+            open: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Queues the loss to every listener and subscription.
+    pub(super) fn tell(&self, token: i64, loss: Loss) {
+        let mut open = self.open.lock();
+        open.push((token, loss.clone()));
+        self.events.publish(loss.clone());
+        if let Some(recipe) = self.recipe.upgrade() {
+            recipe.notify(&self.listeners, loss);
+        }
+    }
+
+    /// The guard of a lost hold has gone: whoever listens from now on need not hear of it.
+    pub(crate) fn forget(&self, token: i64) {
+        self.open.lock().retain(|(open, _)| *open != token);
+    }
+
+    /// Adds a listener; losses whose guards are still around are told to it at once.
+    pub(crate) fn add(&self, callback: Arc<dyn Fn(&Loss) + Send + Sync>) -> ListenerId {
+        let open = self.open.lock();
+        let listener = self.listeners.add_listener(callback);
+        let id = listener.id();
+        if let Some(recipe) = self.recipe.upgrade() {
+            for (_, loss) in open.iter() {
+                recipe.notify_one(&listener, loss.clone());
+            }
+        }
+        id
+    }
+
+    pub(crate) fn remove(&self, id: ListenerId) -> bool {
+        self.listeners.remove(id)
+    }
+
+    pub(crate) fn subscribe(&self) -> Subscription<Loss> {
+        self.events.subscribe()
+    }
+
+    pub(crate) fn close(&self) {
+        self.events.close();
+    }
+}

@@ -1,0 +1,423 @@
+//! One contended path: its mirror, kept by one long-lived watch, and who in this process waits.
+//!
+//! A watch opened per wait would start at a revision that has passed, and etcd serves such
+//! watchers only every 100 ms. So there is one watch per path and client; it stays open while
+//! the path is contended and a while longer, and while an attempt under it is open, since it is
+//! the watch that sees a late key of ours and takes it away.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use etcd_client::GetOptions;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::mirror::{Mirror, Turn, is_child};
+use super::requests;
+use crate::client::core::Core;
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
+
+/// How long a path is watched after the last waiter has gone.
+const KEEP_OPEN: Duration = Duration::from_secs(10);
+
+/// When a new watch is helped out by reads: etcd may serve it for the first time after 100 ms.
+const PACED_READS: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(60),
+    Duration::from_millis(100),
+];
+
+/// What a waiter is told, once.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// Its turn has come.
+    First,
+    /// Its key is gone.
+    Vanished,
+    /// The key ahead has no lease and would block for ever.
+    Blocked(Vec<u8>),
+    /// The path cannot be watched.
+    Failed(Error),
+}
+
+type WaiterId = (Vec<u8>, i64);
+
+struct State {
+    mirror: Mirror,
+    /// The mirror has been filled once.
+    loaded: bool,
+    /// The watch has delivered something, so it is a live one.
+    proven: bool,
+    failed: Option<Error>,
+    waiters: HashMap<WaiterId, oneshot::Sender<Verdict>>,
+    users: usize,
+    idle_since: Instant,
+    heard: Instant,
+    warned_of_deeper_key: bool,
+}
+
+pub(crate) struct PathQueue {
+    core: Weak<Core>,
+    prefix: Vec<u8>,
+    state: Mutex<State>,
+    /// A user came or went, or a waiter registered.
+    changed: Notify,
+}
+
+/// The contended paths of one client.
+#[derive(Default)]
+pub(crate) struct Queues {
+    paths: Mutex<HashMap<Vec<u8>, Arc<PathQueue>>>,
+}
+
+impl Queues {
+    /// Joins the path's queue, opening it if need be; it stays open as long as the returned
+    /// handle and a while longer.
+    pub(crate) fn attach(&self, core: &Arc<Core>, prefix: &[u8]) -> Attached {
+        let mut paths = self.paths.lock();
+        let queue = paths.entry(prefix.to_vec()).or_insert_with(|| {
+            let queue = Arc::new(PathQueue::new(core, prefix));
+            core.runtime.spawn(queue.clone().run());
+            queue
+        });
+        queue.state.lock().users += 1;
+        Attached { queue: queue.clone() }
+    }
+
+    /// The path's queue, if it is open.
+    pub(crate) fn find(&self, prefix: &[u8]) -> Option<Arc<PathQueue>> {
+        self.paths.lock().get(prefix).cloned()
+    }
+
+    /// Forgets a queue that nobody used for a while; `false` if somebody came back.
+    fn remove_if_idle(&self, queue: &Arc<PathQueue>) -> bool {
+        let mut paths = self.paths.lock();
+        if queue.state.lock().users > 0 {
+            return false;
+        }
+        paths.remove(&queue.prefix);
+        true
+    }
+
+    pub(crate) fn clear(&self) {
+        let paths = std::mem::take(&mut *self.paths.lock());
+        drop(paths);
+    }
+}
+
+/// A stay in a path's queue.
+pub(crate) struct Attached {
+    queue: Arc<PathQueue>,
+}
+
+impl Attached {
+    pub(crate) fn queue(&self) -> &PathQueue {
+        &self.queue
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        {
+            let mut state = self.queue.state.lock();
+            state.users -= 1;
+            if let Some(core) = self.queue.core.upgrade() {
+                state.idle_since = core.clock.now();
+            }
+        }
+        self.queue.changed.notify_one();
+    }
+}
+
+/// A waiter's place in the list of those to be told; dropped, it is told nothing more.
+pub(crate) struct Waiting<'a> {
+    queue: &'a PathQueue,
+    id: WaiterId,
+    verdict: oneshot::Receiver<Verdict>,
+}
+
+impl Waiting<'_> {
+    pub(crate) async fn verdict(&mut self) -> Verdict {
+        let gone = || Verdict::Failed(Error::closed("the client"));
+        (&mut self.verdict).await.unwrap_or_else(|_| gone())
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.queue.state.lock().waiters.remove(&self.id);
+    }
+}
+
+impl PathQueue {
+    fn new(core: &Arc<Core>, prefix: &[u8]) -> PathQueue {
+        let now = core.clock.now();
+        PathQueue {
+            core: Arc::downgrade(core),
+            prefix: prefix.to_vec(),
+            state: Mutex::new(State {
+                mirror: Mirror::new(prefix.to_vec()),
+                loaded: false,
+                proven: false,
+                failed: None,
+                waiters: HashMap::new(),
+                users: 0,
+                idle_since: now,
+                heard: now,
+                warned_of_deeper_key: false,
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Registers the contender whose key was created at this revision.
+    pub(crate) fn wait_for(&self, key: &[u8], create_revision: i64) -> Waiting<'_> {
+        let (tell, verdict) = oneshot::channel();
+        let id = (key.to_vec(), create_revision);
+        {
+            let mut state = self.state.lock();
+            state.waiters.insert(id.clone(), tell);
+            state.judge();
+        }
+        self.changed.notify_one();
+        Waiting { queue: self, id, verdict }
+    }
+
+    /// A contender's key next ahead that a stranger wrote over, so that it has no lease. Its owner
+    /// will take it away, if there is one.
+    pub(crate) fn orphan_ahead(&self, key: &[u8], create_revision: i64) -> Option<Vec<u8>> {
+        match self.state.lock().mirror.turn(key, create_revision) {
+            Turn::Blocked { key, fresh: false } => Some(key),
+            _ => None,
+        }
+    }
+
+    /// Whether the queue has been read, so that whoever still waits is known to be behind.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.state.lock().loaded
+    }
+
+    /// A release's answer named the head of the queue. If that is a waiter of this process, it
+    /// holds from now on: no watch is needed for a neighbour.
+    pub(crate) fn head_seen(&self, key: &[u8], create_revision: i64) {
+        let waiter = self.state.lock().waiters.remove(&(key.to_vec(), create_revision));
+        if let Some(waiter) = waiter {
+            let _ = waiter.send(Verdict::First);
+        }
+    }
+
+    /// When etcd last said anything about this path.
+    pub(crate) fn heard_at(&self) -> Instant {
+        self.state.lock().heard
+    }
+
+    // ----- the task that keeps the mirror -----------------------------------------------------
+
+    async fn run(self: Arc<PathQueue>) {
+        let Some(core) = self.core.upgrade() else { return };
+        let Some(watching) = self.open(&core).await else {
+            core.queues.paths.lock().remove(&self.prefix);
+            return;
+        };
+        self.bridge(&core).await;
+        loop {
+            let idle_since = {
+                let state = self.state.lock();
+                (state.users == 0).then_some(state.idle_since)
+            };
+            match idle_since {
+                None => self.changed.notified().await,
+                Some(since) => {
+                    let closing = since + KEEP_OPEN;
+                    if core.clock.now() >= closing && core.queues.remove_if_idle(&self) {
+                        break;
+                    }
+                    core.clock.sleep_until(closing).await;
+                }
+            }
+        }
+        drop(watching);
+    }
+
+    /// Reads the queue and watches from there; `None` when that is refused or nobody wants it
+    /// any more.
+    async fn open(self: &Arc<PathQueue>, core: &Arc<Core>) -> Option<Watching> {
+        loop {
+            match self.read(core).await {
+                Ok(revision) => {
+                    let spec = Spec {
+                        range: Range::Prefix(self.prefix.clone()),
+                        from: revision + 1,
+                        group: "queues",
+                    };
+                    return Some(core.watches.watch(spec, self.clone()));
+                }
+                Err(error) if error.is_unreachable() => {
+                    if self.state.lock().users == 0 && core.queues.remove_if_idle(self) {
+                        return None;
+                    }
+                }
+                Err(error) => {
+                    self.fail(error);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Reads alongside a watch that etcd may not serve yet.
+    async fn bridge(&self, core: &Arc<Core>) {
+        let opened = core.clock.now();
+        for pause in PACED_READS {
+            core.clock.sleep_until(opened + pause).await;
+            {
+                let state = self.state.lock();
+                if state.proven || state.waiters.is_empty() {
+                    return;
+                }
+            }
+            if let Err(error) = self.read(core).await {
+                log::debug!("reading {} ahead of its watch: {error}", core.shown(&self.prefix));
+            }
+        }
+    }
+
+    async fn read(&self, core: &Arc<Core>) -> Result<i64> {
+        let options = GetOptions::new().with_prefix();
+        let until = core.operation_limit();
+        let response = core.range("queue", &self.prefix, Some(options), until).await?;
+        let revision = response.header().map_or(0, |header| header.revision());
+        let entries: Vec<Entry> = response.kvs().iter().map(Entry::from).collect();
+        self.take_in(core, false, |mirror| mirror.reset(revision, entries, false));
+        self.sweep(core);
+        Ok(revision)
+    }
+
+    fn take_in(&self, core: &Arc<Core>, proven: bool, change: impl FnOnce(&mut Mirror)) {
+        let mut state = self.state.lock();
+        change(&mut state.mirror);
+        state.loaded = true;
+        state.proven |= proven;
+        state.heard = core.clock.now();
+        state.judge();
+    }
+
+    /// Removes what stands here of attempts that were given up for lost.
+    pub(crate) fn sweep(&self, core: &Arc<Core>) {
+        let keys: Vec<_> = {
+            let state = self.state.lock();
+            let marks = |entry: &Entry| (entry.key.clone(), entry.create_revision, entry.lease);
+            state.mirror.entries().map(marks).collect()
+        };
+        for (key, create_revision, lease) in keys {
+            remove_if_stray(core, key, create_revision, lease);
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.failed = Some(error);
+        state.judge();
+    }
+
+    fn warn_of_deeper_keys(&self, core: &Core, events: &[Event]) {
+        let Some(deeper) = events.iter().find(|event| !is_child(&self.prefix, &event.key)) else {
+            return;
+        };
+        let first = !std::mem::replace(&mut self.state.lock().warned_of_deeper_key, true);
+        if first {
+            log::warn!(
+                "`{}` lies below the queue `{}`: it is skipped here, but Go programs wait for it",
+                core.shown(&deeper.key),
+                core.shown(&self.prefix)
+            );
+        }
+    }
+}
+
+/// A key with a lease of ours that belongs to no attempt or hold of ours comes from a request
+/// that was given up for lost and applied after all. Nobody will ever use it.
+fn remove_if_stray(core: &Arc<Core>, key: Vec<u8>, create_revision: i64, lease: i64) {
+    let Some(session) = core.sessions.find(lease) else { return };
+    if !session.is_live(&key) {
+        core.runtime.spawn(requests::remove_stray(core.clone(), session, key, create_revision));
+    }
+}
+
+impl State {
+    /// Tells every waiter for whom something is decided.
+    fn judge(&mut self) {
+        if let Some(error) = &self.failed {
+            for (_, waiter) in self.waiters.drain() {
+                let _ = waiter.send(Verdict::Failed(error.clone()));
+            }
+            return;
+        }
+        if !self.loaded {
+            return;
+        }
+        let mirror = &self.mirror;
+        let decided: Vec<(WaiterId, Verdict)> = self
+            .waiters
+            .keys()
+            .filter_map(|id| {
+                let verdict = match mirror.turn(&id.0, id.1) {
+                    Turn::First => Verdict::First,
+                    Turn::Vanished => Verdict::Vanished,
+                    Turn::Blocked { key, fresh: true } => Verdict::Blocked(key),
+                    Turn::TooEarly | Turn::Behind | Turn::Blocked { .. } => return None,
+                };
+                Some((id.clone(), verdict))
+            })
+            .collect();
+        for (id, verdict) in decided {
+            if let Some(waiter) = self.waiters.remove(&id) {
+                let _ = waiter.send(verdict);
+            }
+        }
+    }
+}
+
+impl Sink for PathQueue {
+    fn deliver(&self, revision: i64, events: Vec<Event>) -> Flow {
+        if let Some(core) = self.core.upgrade() {
+            self.warn_of_deeper_keys(&core, &events);
+            let puts: Vec<_> = events
+                .iter()
+                .filter(|event| event.kind == EventKind::Put)
+                .map(|event| (event.key.clone(), event.create_revision, event.lease))
+                .collect();
+            self.take_in(&core, true, |mirror| mirror.apply(revision, events));
+            for (key, create_revision, lease) in puts {
+                remove_if_stray(&core, key, create_revision, lease);
+            }
+        }
+        Flow::Continue
+    }
+
+    fn resync(&self, snapshot: Snapshot) {
+        if let Some(core) = self.core.upgrade() {
+            let Snapshot { revision, entries } = snapshot;
+            self.take_in(&core, true, |mirror| mirror.reset(revision, entries, true));
+            self.sweep(&core);
+        }
+    }
+
+    fn heard(&self) {
+        if let Some(core) = self.core.upgrade() {
+            self.state.lock().heard = core.clock.now();
+        }
+    }
+
+    fn failed(&self, error: Error) {
+        self.fail(error);
+        // The next to come opens the path anew.
+        if let Some(core) = self.core.upgrade() {
+            core.queues.paths.lock().remove(&self.prefix);
+        }
+    }
+}
