@@ -3,6 +3,7 @@
 mod cancel;
 pub mod client;
 mod clock;
+pub mod codec;
 mod contend;
 mod error;
 mod fork;
@@ -21,6 +22,9 @@ pub use cancel::CancelToken;
 pub use client::{
     Client, ClientBuilder, Compare, CompareOp, KeyValue, Op, OpResult, Txn, TxnResult,
 };
+#[cfg(feature = "json")]
+pub use codec::Json;
+pub use codec::{Bytes, Codec, Text};
 pub use error::{Error, ErrorKind, Result};
 pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
 pub use lock::{
