@@ -9,6 +9,7 @@ mod error;
 mod fork;
 pub mod lease;
 pub mod lock;
+pub mod presence;
 mod race;
 pub mod recipe;
 pub mod resilience;
@@ -30,6 +31,7 @@ pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingK
 pub use lock::{
     Contender, FencedTxn, Hold, LossListener, Mutex, MutexBuilder, MutexGuard, OwnedMutexGuard,
 };
+pub use presence::{TransientBuilder, TransientKeyValue};
 pub use recipe::{ConnectionState, ErrorEvent, ListenerId, Recipe, Subscription};
 pub use resilience::{
     LeaseResilience, ResilienceConfig, RetryPolicy, RpcResilience, WatchResilience,
