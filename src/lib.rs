@@ -1,5 +1,6 @@
 //! Synchronous, blocking coordination recipes on etcd v3.
 
+pub mod barrier;
 mod cancel;
 pub mod client;
 mod clock;
@@ -19,6 +20,7 @@ mod wait;
 mod watch;
 mod whitebox;
 
+pub use barrier::{Barrier, BarrierBuilder};
 pub use cancel::CancelToken;
 pub use client::{
     Client, ClientBuilder, Compare, CompareOp, KeyValue, Op, OpResult, Txn, TxnResult,
