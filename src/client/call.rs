@@ -167,7 +167,8 @@ impl Core {
             return Some(Duration::ZERO);
         }
         let elapsed = self.clock.now().saturating_since(started);
-        let next = self.decide(policy.next(misses / members, elapsed, random_unit()), misses, elapsed);
+        let next =
+            self.decide(policy.next(misses / members, elapsed, random_unit()), misses, elapsed);
         match next.await {
             Some(pause) => Some(pause),
             None if answered => None,
@@ -299,7 +300,8 @@ impl Core {
         let (cluster, term) = (header.cluster_id(), header.raft_term());
         // A cancelled watch answers with an empty header.
         if cluster != 0 {
-            let first = self.cluster.compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire);
+            let first =
+                self.cluster.compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire);
             if first.is_err_and(|pinned| pinned != cluster) {
                 return Err(Miss {
                     class: Class::Refused(ErrorKind::WrongCluster),
@@ -314,8 +316,8 @@ impl Core {
 
     pub(crate) fn miss(&self, error: &etcd_client::Error) -> Miss {
         let (class, text) = classify_error(error);
-        let answered = text.contains("etcdserver:")
-            || matches!(class, Class::Refused(_) | Class::StaleLogin);
+        let answered =
+            text.contains("etcdserver:") || matches!(class, Class::Refused(_) | Class::StaleLogin);
         Miss { class, text, answered }
     }
 

@@ -208,7 +208,9 @@ impl Core {
         match (stop, late) {
             // The task had already succeeded when it was told; its result stands.
             (Stop::Interrupted, Some(Ok(value))) => Ok(value),
-            (Stop::Closed(1), _) => Err(Error::closed(recipe.map_or("the recipe", |r| r.identity()))),
+            (Stop::Closed(1), _) => {
+                Err(Error::closed(recipe.map_or("the recipe", |r| r.identity())))
+            }
             (Stop::Closed(_), _) => Err(Error::closed("the client")),
             (Stop::Interrupted | Stop::Limit, _) => Err(Error::interrupted(op)),
         }

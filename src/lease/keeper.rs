@@ -145,7 +145,6 @@ impl<L: Lessee> Keeper<L> {
                 self.answered.remove(&attempt);
             }
             Action::Counted { attempt, sent, deadline } => {
-                self.tasks.remove(&attempt);
                 if let Some(stream) = self.answered.remove(&attempt) {
                     self.last_member = stream.member;
                     self.kept = Some(stream);
@@ -173,7 +172,7 @@ impl<L: Lessee> Keeper<L> {
         match report {
             Report::Acked { attempt, stream, sent, ttl, term } => {
                 // An aborted attempt's last words; its stream goes with it.
-                self.tasks.get(&attempt)?;
+                self.tasks.remove(&attempt)?;
                 if let Some(stream) = stream {
                     self.answered.insert(attempt, stream);
                 }
@@ -182,10 +181,15 @@ impl<L: Lessee> Keeper<L> {
                 Some(Event::Acked { attempt, sent, ttl, term, highest })
             }
             Report::Proved { attempt, term } => {
+                self.tasks.remove(&attempt);
                 Some(Event::Proved { attempt, term, highest: self.core.highest_term() })
             }
-            Report::Gone { attempt } => Some(Event::Gone { attempt }),
+            Report::Gone { attempt } => {
+                self.tasks.remove(&attempt);
+                Some(Event::Gone { attempt })
+            }
             Report::Failed { attempt, kind } => {
+                self.tasks.remove(&attempt);
                 match kind {
                     Some(ErrorKind::WrongCluster) => self.ended = Some(Ended::WrongCluster),
                     Some(ErrorKind::PermissionDenied | ErrorKind::AuthenticationFailed) => {
@@ -208,17 +212,14 @@ impl<L: Lessee> Keeper<L> {
             _ => (self.core.member_after(self.last_member), None, Some(self.last_member)),
         };
         self.last_member = member;
-        let (core, lease, reports) =
-            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
             if let Some(suspect) = suspect {
                 core.drop_connection(suspect, Purpose::Leases).await;
             }
             let report = match renew(&core, lease, member, kept, limit).await {
-                Ok((stream, sent, ttl, term)) => {
-                    Report::Acked { attempt, stream, sent, ttl, term }
-                }
+                Ok((stream, sent, ttl, term)) => Report::Acked { attempt, stream, sent, ttl, term },
                 Err(kind) => Report::Failed { attempt, kind },
             };
             let _ = reports.send(report);
@@ -252,8 +253,7 @@ impl<L: Lessee> Keeper<L> {
     }
 
     fn confirm_gone(&mut self, attempt: AttemptId) {
-        let (core, lease, reports) =
-            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
             let report = match core.time_to_live("renewal", lease, limit).await {
@@ -310,14 +310,10 @@ async fn open(
     member: usize,
     limit: Instant,
 ) -> Result<Option<Stream>, Option<ErrorKind>> {
-    let connection = core
-        .connection(member, Purpose::Leases, limit)
-        .await
-        .map_err(|miss| miss.kind())?;
-    let opened = race(
-        async { connection.lease().keep_alive(lease).await },
-        core.clock.sleep_until(limit),
-    );
+    let connection =
+        core.connection(member, Purpose::Leases, limit).await.map_err(|miss| miss.kind())?;
+    let opened =
+        race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
         Either::First(Ok((keeper, answers))) => {
             Ok(Some(Stream { member, keeper, answers, _connection: connection }))

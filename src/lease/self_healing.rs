@@ -20,9 +20,7 @@ pub trait LeaseListener: Send + Sync + 'static {
 }
 
 /// A listener object as the callback that the listeners of a recipe are.
-pub(crate) fn callback(
-    listener: Box<dyn LeaseListener>,
-) -> Arc<dyn Fn(&LeaseEvent) + Send + Sync> {
+pub(crate) fn callback(listener: Box<dyn LeaseListener>) -> Arc<dyn Fn(&LeaseEvent) + Send + Sync> {
     Arc::new(move |event| listener.on_lease_event(event))
 }
 
@@ -205,8 +203,7 @@ impl SelfHealingBuilder {
         core.register_recipe(&recipe);
         let hook: Arc<Mutex<Option<Hook>>> = Arc::new(Mutex::new(Some(Box::new(establish))));
         let owner = Arc::new(HookOwner { hook: hook.clone(), recipe: recipe.clone() });
-        let presence =
-            Presence::new(core.clone(), recipe.clone(), owner, timing, self.resilience);
+        let presence = Presence::new(core.clone(), recipe.clone(), owner, timing, self.resilience);
         for listener in self.listeners {
             presence.listeners.add(listener);
         }
