@@ -41,10 +41,9 @@ pub(crate) struct Call<'a> {
     pub(crate) until: Instant,
 }
 
-/// An answer, with when its request was sent and which member it came from.
+/// An answer, with the raft term of the member that gave it.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    pub(crate) sent: Instant,
     pub(crate) term: u64,
 }
 
@@ -163,7 +162,7 @@ impl Core {
             return None;
         }
         // The other members are tried at once; only then is there something to wait for.
-        if misses % members != 0 {
+        if !misses.is_multiple_of(members) {
             return Some(Duration::ZERO);
         }
         let elapsed = self.clock.now().saturating_since(started);
@@ -211,13 +210,12 @@ impl Core {
         Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
     {
         let connection = self.connection(member, purpose, limit).await?;
-        let sent = self.clock.now();
         let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
         match outcome {
             Either::First(Ok(reply)) => {
                 self.endpoints.lock().report_good(member);
                 let term = self.observe(reply.header())?;
-                Ok(Answer { reply, sent, term })
+                Ok(Answer { reply, term })
             }
             Either::First(Err(error)) => {
                 let miss = self.miss(&error);

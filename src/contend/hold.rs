@@ -152,10 +152,8 @@ impl Hold {
             return true;
         }
         let until = core.clock.now() + budget;
-        match core.block_shielded("release", until, async move { Ok(leaving.await) }) {
-            Some(Ok(Left::Gone)) => false,
-            _ => true,
-        }
+        let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
+        !matches!(left, Some(Ok(Left::Gone)))
     }
 
     /// Releases a hold that nobody will ever use, without waiting.

@@ -67,7 +67,7 @@ struct Stream {
 }
 
 enum Report {
-    Acked { attempt: AttemptId, stream: Option<Stream>, sent: Instant, ttl: i64, term: u64 },
+    Acked { attempt: AttemptId, stream: Option<Box<Stream>>, sent: Instant, ttl: i64, term: u64 },
     Proved { attempt: AttemptId, term: u64 },
     Gone { attempt: AttemptId },
     Failed { attempt: AttemptId, kind: Option<ErrorKind> },
@@ -79,9 +79,9 @@ struct Keeper<L> {
     reports: mpsc::UnboundedSender<Report>,
     tasks: HashMap<AttemptId, AbortHandle>,
     /// The streams of answered attempts that wait for their proof.
-    answered: HashMap<AttemptId, Stream>,
+    answered: HashMap<AttemptId, Box<Stream>>,
     /// The stream of the last attempt that counted.
-    kept: Option<Stream>,
+    kept: Option<Box<Stream>>,
     last_member: usize,
     refused: bool,
     ended: Option<Ended>,
@@ -278,9 +278,9 @@ async fn renew(
     core: &Core,
     lease: i64,
     member: usize,
-    kept: Option<Stream>,
+    kept: Option<Box<Stream>>,
     limit: Instant,
-) -> Result<(Option<Stream>, Instant, i64, u64), Option<ErrorKind>> {
+) -> Result<(Option<Box<Stream>>, Instant, i64, u64), Option<ErrorKind>> {
     let mut stream = match kept {
         Some(stream) => stream,
         None => match open(core, lease, member, limit).await? {
@@ -309,14 +309,14 @@ async fn open(
     lease: i64,
     member: usize,
     limit: Instant,
-) -> Result<Option<Stream>, Option<ErrorKind>> {
+) -> Result<Option<Box<Stream>>, Option<ErrorKind>> {
     let connection =
         core.connection(member, Purpose::Leases, limit).await.map_err(|miss| miss.kind())?;
     let opened =
         race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
         Either::First(Ok((keeper, answers))) => {
-            Ok(Some(Stream { member, keeper, answers, _connection: connection }))
+            Ok(Some(Box::new(Stream { member, keeper, answers, _connection: connection })))
         }
         Either::First(Err(error)) => {
             let miss = core.miss(&error);
