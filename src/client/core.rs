@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) clock: Clock,
     pub(crate) runtime: Runtime,
+    /// The thread of `with_raw`, once it was asked for.
+    pub(super) raw: Mutex<Option<Runtime>>,
     pub(super) members: Vec<Member>,
     pub(super) endpoints: Mutex<Endpoints>,
     pub(crate) closed: CancelToken,
@@ -75,13 +77,14 @@ pub(crate) struct Core {
 impl Core {
     pub(super) fn start(config: Config) -> Result<Arc<Core>> {
         fork::watch();
-        let runtime = Runtime::start()?;
+        let runtime = Runtime::start("etcd-rx-io")?;
         let members: Vec<Member> = config.endpoints.iter().cloned().map(Member::new).collect();
         let core = Arc::new_cyclic(|weak: &Weak<Core>| Core {
             clock: config.clock.clone(),
             endpoints: Mutex::new(Endpoints::new(members.len())),
             members,
             runtime,
+            raw: Mutex::new(None),
             closed: CancelToken::new(),
             closing: AtomicBool::new(false),
             born: fork::generation(),
@@ -299,6 +302,10 @@ impl Core {
             one.finish(slack_ends.saturating_since(self.clock.now()));
         }
         self.user_code.close(slack_ends.saturating_since(self.clock.now()));
+        let raw = self.raw.lock().take();
+        if let Some(raw) = raw {
+            raw.stop(CLOSE_SLACK);
+        }
         self.runtime.stop(CLOSE_SLACK);
         self.sessions.clear();
         self.queues.clear();

@@ -8,6 +8,7 @@ pub(crate) mod core;
 mod endpoints;
 pub(crate) mod identity;
 pub(crate) mod member;
+mod raw;
 mod rpc;
 pub(crate) mod runtime;
 #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
