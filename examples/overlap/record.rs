@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use crate::wire::Polls;
 
+/// The polls are to be no further apart; a busy machine may see to it that they are.
+const POLL_LIMIT_MS: f64 = 1.0;
+
 /// The stamps of a round, nanoseconds of the boot-time clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -60,6 +63,10 @@ impl fmt::Display for Record {
             }
         }
         write!(f, "  rival {:9.3}  margin {:9.3} ms", at(self.rival), self.margin_ms())?;
+        let step = ms_between(last_true, first_false);
+        if step > POLL_LIMIT_MS {
+            write!(f, "  polled only {step:.3} ms apart")?;
+        }
         if self.lost_early() {
             f.write_str("  lost before the fault")?;
         }
