@@ -15,10 +15,15 @@ mod scenes;
 mod timeline;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
+use etcd_recipes::Client;
 use etcd_recipes::testing::EtcdServer;
 
 use crate::recorder::Outcome;
+
+/// How long etcd may take to answer before the first scene.
+const READY_LIMIT: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -58,6 +63,7 @@ fn play(endpoint: Option<&str>) -> Outcome<bool> {
         (None, Some(server)) => server.endpoint(),
         (None, None) => return Err("no etcd".into()),
     };
+    Client::connect([&endpoint])?.wait_ready(READY_LIMIT)?;
     println!("etcd at {endpoint}{}", if own.is_some() { ", started for this demo" } else { "" });
     let mut kept = true;
     let scenes = [scenes::TRANSIENT_KEY, scenes::LOST_MUTEX, scenes::INTERRUPTION];
