@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use etcd_recipes::testing::{FaultProxy, Mode, boot_nanos};
-use etcd_recipes::{CancelToken, Client, Compare, Hold, LeaseEvent, Mutex, Op, Txn};
+use etcd_recipes::{CancelToken, Client, Hold, LeaseEvent, Mutex, TransientKeyValue};
 
 use crate::recorder::{Event, Live, Outcome, Recorder, Step, What, in_order, time_of};
 
@@ -72,23 +72,19 @@ fn transient_key(endpoint: &str, live: Live) -> Outcome<Vec<Event>> {
     let client = Client::connect([proxy.endpoint()])?;
     let observer = Client::connect([endpoint])?;
 
-    let (writer, written) = (client.clone(), key.clone());
+    let transient =
+        TransientKeyValue::builder(&client, key.as_str(), "10.0.0.7").ttl(TTL).build()?;
     let heard = record.clone();
-    let keep = etcd_recipes::SelfHealingKeepAlive::builder(&client, TTL)
-        .listener(move |event| match event {
-            LeaseEvent::Expired { .. } => {
-                heard.note("worker", What::Expired, "hears Expired: the key may be gone");
-            }
-            LeaseEvent::Restored { .. } => {
-                heard.note("worker", What::Restored, "hears Restored: the key stands again");
-            }
-            _ => {}
-        })
-        .start(move |lease| {
-            let put = Op::put_with_lease(written.as_str(), "10.0.0.7", lease.id());
-            let txn = Txn::new().when([Compare::absent(written.as_str())]).and_then([put]);
-            Ok(writer.txn(txn)?.succeeded)
-        })?;
+    transient.add_lease_listener(move |event| match event {
+        LeaseEvent::Expired { .. } => {
+            heard.note("worker", What::Expired, "hears Expired: the key may be gone");
+        }
+        LeaseEvent::Restored { .. } => {
+            heard.note("worker", What::Restored, "hears Restored: the key stands again");
+        }
+        _ => {}
+    });
+    transient.start()?;
     record.note("worker", What::KeySet, format_args!("sets its key, TTL {} s", TTL.as_secs()));
     let stands = || Ok(observer.get(key.as_str())?.is_some());
     until("the key stands", stands)?;
@@ -108,7 +104,7 @@ fn transient_key(endpoint: &str, live: Live) -> Outcome<Vec<Event>> {
     until("the key is back", stands)?;
     record.note("observer", What::KeyBack, "sees the key again");
     record.wait_for(("worker", What::Restored), LIMIT)?;
-    keep.close()?;
+    transient.close()?;
     Ok(record.events())
 }
 
