@@ -46,6 +46,8 @@ pub enum ErrorKind {
     Rejected,
     /// The owner's `establish` hook said no, failed or panicked.
     NotEstablished,
+    /// A [`Codec`](crate::Codec) could not encode a value, or decode what it found.
+    Codec,
     /// A listener of the user's panicked; recorded, never thrown.
     ListenerPanicked,
     /// Closing could not confirm that everything was removed; etcd's TTL finishes it.

@@ -16,6 +16,7 @@ use super::renewal::{Proof, Renewal};
 use super::word::DeadlineWord;
 use crate::CancelToken;
 use crate::client::core::{BoxFuture, Core, Owned, unconfirmed};
+use crate::client::runtime::Abandon;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::race::{Either, race};
@@ -161,23 +162,37 @@ impl Presence {
         Ok(Fresh { lease: Lease { id: granted.id, ttl }, sent: granted.sent })
     }
 
-    /// Grants and establishes, or leaves nothing behind.
-    pub(crate) async fn start(self: &Arc<Presence>, until: Instant) -> Result<()> {
-        let fresh = self.grant(until).await?;
-        let established = self.owner.establish(fresh.lease).await;
-        match established {
-            Ok(true) => {
+    /// Grants and establishes, or leaves nothing behind; so it does when it is dropped half way, and
+    /// when its caller leaves.
+    pub(crate) async fn start(
+        self: &Arc<Presence>,
+        until: Instant,
+        abandon: &Abandon,
+    ) -> Result<()> {
+        let establish = async {
+            let fresh = self.grant(until).await?;
+            let doomed = RevokeUnlessKept { presence: self, lease: Some(fresh.lease.id) };
+            if self.owner.establish(fresh.lease).await? {
+                Ok((fresh, doomed))
+            } else {
+                Err(not_ours(self.recipe.identity()))
+            }
+        };
+        let gave_up = race(abandon.fired(), self.core.clock.sleep_until(until));
+        match race(establish, gave_up).await {
+            Either::First(Ok(_)) | Either::Second(Either::First(())) if abandon.is_fired() => {
+                Err(Error::interrupted("starting"))
+            }
+            Either::First(established) => {
+                let (fresh, doomed) = established?;
+                doomed.keep();
                 self.run(fresh);
                 Ok(())
             }
-            Ok(false) => {
-                self.revoke_in_background(fresh.lease.id);
-                Err(not_ours(self.recipe.identity()))
-            }
-            Err(error) => {
-                self.revoke_in_background(fresh.lease.id);
-                Err(error)
-            }
+            Either::Second(_) => Err(Error::new(
+                ErrorKind::Unreachable,
+                format!("{}: the key could not be written in time", self.recipe.identity()),
+            )),
         }
     }
 
@@ -191,13 +206,21 @@ impl Presence {
         let weak: Weak<dyn Owned> = Arc::<Presence>::downgrade(self);
         self.core.register(weak);
         self.lease.store(fresh.lease.id, Ordering::Release);
-        *self.state.lock() = State::Healthy;
+        if !self.move_to(State::Healthy) {
+            // Closed while it was starting: the close knew of no lease.
+            return self.revoke_in_background(fresh.lease.id);
+        }
         self.core.runtime.spawn(self.clone().keep_and_heal(fresh));
     }
 
     /// The lease now kept, or -1 before the first.
     pub(crate) fn current_lease(&self) -> i64 {
         self.lease.load(Ordering::Acquire)
+    }
+
+    /// Whether there is, or was, a lease to keep.
+    pub(crate) fn is_started(&self) -> bool {
+        self.current_lease() != NO_LEASE
     }
 
     pub(crate) fn is_healthy(&self) -> bool {
@@ -390,6 +413,11 @@ impl Presence {
                 log::debug!("lease {lease:x} is left to its TTL: {error}");
             }
         });
+    }
+
+    /// Whether it was stopped, for whatever reason.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
     }
 
     /// Stops keeping and healing. The keys go with the lease, in [`give_back`](Self::give_back).
