@@ -62,11 +62,12 @@ struct Stream {
     member: usize,
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    /// Keeps the connection's other clients alive with the stream.
-    _connection: Arc<Connection>,
+    /// The proof of an answer is read on the connection that the answer came on.
+    connection: Arc<Connection>,
 }
 
 enum Report {
+    Opened { attempt: AttemptId },
     Acked { attempt: AttemptId, stream: Option<Box<Stream>>, sent: Instant, ttl: i64, term: u64 },
     Proved { attempt: AttemptId, term: u64 },
     Gone { attempt: AttemptId },
@@ -85,7 +86,7 @@ struct Keeper<L> {
     last_member: usize,
     refused: bool,
     ended: Option<Ended>,
-    /// An attempt may take this long.
+    /// Each step of an attempt may take this long.
     limit: Duration,
 }
 
@@ -170,6 +171,7 @@ impl<L: Lessee> Keeper<L> {
     /// Takes a task's report to heart and turns it into the machine's event.
     fn take(&mut self, report: Report) -> Option<Event> {
         match report {
+            Report::Opened { attempt } => Some(Event::Opened { attempt }),
             Report::Acked { attempt, stream, sent, ttl, term } => {
                 // An aborted attempt's last words; its stream goes with it.
                 self.tasks.remove(&attempt)?;
@@ -218,7 +220,8 @@ impl<L: Lessee> Keeper<L> {
             if let Some(suspect) = suspect {
                 core.drop_connection(suspect, Purpose::Leases).await;
             }
-            let report = match renew(&core, lease, member, kept, limit).await {
+            let opened = || drop(reports.send(Report::Opened { attempt }));
+            let report = match renew(&core, lease, member, kept, limit, opened).await {
                 Ok((stream, sent, ttl, term)) => Report::Acked { attempt, stream, sent, ttl, term },
                 Err(kind) => Report::Failed { attempt, kind },
             };
@@ -227,10 +230,10 @@ impl<L: Lessee> Keeper<L> {
         self.tasks.insert(attempt, task.abort_handle());
     }
 
-    /// A linearizable read through the member that answered, on the same connection.
+    /// A linearizable read through the member that answered, on the connection it answered on.
     fn prove(&mut self, attempt: AttemptId) {
-        let stream = self.answered.get(&attempt).or(self.kept.as_ref());
-        let member = stream.map_or(self.last_member, |stream| stream.member);
+        let Some(stream) = self.answered.get(&attempt).or(self.kept.as_ref()) else { return };
+        let (member, connection) = (stream.member, stream.connection.clone());
         let Some(key) = self.lessee.probe() else { return };
         let (core, lessee, reports) =
             (self.core.clone(), self.lessee.clone(), self.reports.clone());
@@ -240,13 +243,14 @@ impl<L: Lessee> Keeper<L> {
                 let key = key.clone();
                 async move { connection.kv().get(key, None).await }
             };
-            let report = match core.attempt(member, Purpose::Leases, limit, &read).await {
-                Ok(answer) => {
-                    lessee.probed(&key, answer.reply.kvs().first());
-                    Report::Proved { attempt, term: answer.term }
-                }
-                Err(miss) => Report::Failed { attempt, kind: miss.kind() },
-            };
+            let report =
+                match core.attempt_on(&connection, member, Purpose::Leases, limit, &read).await {
+                    Ok(answer) => {
+                        lessee.probed(&key, answer.reply.kvs().first());
+                        Report::Proved { attempt, term: answer.term }
+                    }
+                    Err(miss) => Report::Failed { attempt, kind: miss.kind() },
+                };
             let _ = reports.send(report);
         });
         self.tasks.insert(attempt, task.abort_handle());
@@ -280,11 +284,15 @@ async fn renew(
     member: usize,
     kept: Option<Box<Stream>>,
     limit: Instant,
+    opened: impl FnOnce(),
 ) -> Result<(Option<Box<Stream>>, Instant, i64, u64), Option<ErrorKind>> {
     let mut stream = match kept {
         Some(stream) => stream,
         None => match open(core, lease, member, limit).await? {
-            Some(stream) => stream,
+            Some(stream) => {
+                opened();
+                stream
+            }
             None => return Ok((None, core.clock.now(), 0, core.highest_term())),
         },
     };
@@ -316,7 +324,7 @@ async fn open(
         race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
         Either::First(Ok((keeper, answers))) => {
-            Ok(Some(Box::new(Stream { member, keeper, answers, _connection: connection })))
+            Ok(Some(Box::new(Stream { member, keeper, answers, connection })))
         }
         Either::First(Err(error)) => {
             let miss = core.miss(&error);
@@ -349,7 +357,7 @@ pub(crate) async fn renew_once(
             format!("renewing lease {lease:x} through {}", core.member_url(member)),
         )
     };
-    let renewal = renew(core, lease, member, None, until);
+    let renewal = renew(core, lease, member, None, until, || ());
     match race(renewal, core.clock.sleep_until(until)).await {
         Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
             Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))))

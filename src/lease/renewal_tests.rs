@@ -116,6 +116,18 @@ fn a_denied_lease_is_over_only_after_a_second_question() {
 }
 
 #[test]
+fn a_long_round_trip_has_time_for_every_step() {
+    let mut renewal = exclusive();
+    let first = begun(&renewal.step(at(1), Event::Tick));
+    // The limit of one step at this TTL is 2.5 s; three steps of 2 s each are well.
+    renewal.step(at(2_000), Event::Opened { attempt: first });
+    renewal.step(at(4_000), acked(first, 2_000, 7, 7));
+    let actions = renewal.step(at(6_000), Event::Proved { attempt: first, term: 7, highest: 7 });
+    assert!(matches!(actions[0], Action::Counted { .. }), "{actions:?}");
+    assert_eq!(renewal.deadline(), at(11_000));
+}
+
+#[test]
 fn presence_counts_an_answer_without_proof() {
     let mut renewal = Renewal::new(Proof::Advisory, timing(), at(0));
     let first = begun(&renewal.step(at(1), Event::Tick));
@@ -133,6 +145,7 @@ enum Happening {
     Ack { pick: usize, term_lag: u64, ttl: u64 },
     Prove { pick: usize, term_lag: u64 },
     Gone { pick: usize },
+    Open { pick: usize },
     Fail { pick: usize },
     Election,
     Ask,
@@ -147,6 +160,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         6 => (0_usize..6, 0_u64..2)
             .prop_map(|(pick, term_lag)| Happening::Prove { pick, term_lag }),
         1 => (0_usize..6).prop_map(|pick| Happening::Gone { pick }),
+        1 => (0_usize..6).prop_map(|pick| Happening::Open { pick }),
         2 => (0_usize..6).prop_map(|pick| Happening::Fail { pick }),
         1 => Just(Happening::Election),
         3 => Just(Happening::Ask),
@@ -243,6 +257,10 @@ impl World {
             Happening::Gone { pick } => {
                 let (attempt, _) = self.picked(pick);
                 self.feed(Event::Gone { attempt });
+            }
+            Happening::Open { pick } => {
+                let (attempt, _) = self.picked(pick);
+                self.feed(Event::Opened { attempt });
             }
             Happening::Fail { pick } => {
                 let (attempt, _) = self.picked(pick);
