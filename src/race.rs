@@ -10,7 +10,10 @@ pub(crate) enum Either<A, B> {
 }
 
 /// Polls `first` before `second`, so a value that is there wins over a limit that has passed.
-pub(crate) async fn race<A: Future, B: Future>(first: A, second: B) -> Either<A::Output, B::Output> {
+pub(crate) async fn race<A: Future, B: Future>(
+    first: A,
+    second: B,
+) -> Either<A::Output, B::Output> {
     let mut first = pin!(first);
     let mut second = pin!(second);
     poll_fn(|cx| {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use etcd_client::GetOptions;
 
+use super::Client;
 use super::call::Kind;
 use super::txn::{KeyValue, Txn, TxnResult};
-use super::Client;
 use crate::error::{Error, Result};
 
 /// The basics: each is one request, retried only as far as that is safe, and ends with

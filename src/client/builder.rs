@@ -150,7 +150,7 @@ impl ClientBuilder {
 
     /// Measures every deadline on a clock that the test can push forward. Default: the machine's
     /// boot-time clock.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(all(unix, feature = "testing"))]
     pub fn clock(mut self, clock: &crate::testing::TestClock) -> Self {
         self.clock = clock.clock();
         self

@@ -41,10 +41,9 @@ pub(crate) struct Call<'a> {
     pub(crate) until: Instant,
 }
 
-/// An answer, with when its request was sent and which member it came from.
+/// An answer, with the raft term of the member that gave it.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    pub(crate) sent: Instant,
     pub(crate) term: u64,
 }
 
@@ -163,11 +162,12 @@ impl Core {
             return None;
         }
         // The other members are tried at once; only then is there something to wait for.
-        if misses % members != 0 {
+        if !misses.is_multiple_of(members) {
             return Some(Duration::ZERO);
         }
         let elapsed = self.clock.now().saturating_since(started);
-        let next = self.decide(policy.next(misses / members, elapsed, random_unit()), misses, elapsed);
+        let next =
+            self.decide(policy.next(misses / members, elapsed, random_unit()), misses, elapsed);
         match next.await {
             Some(pause) => Some(pause),
             None if answered => None,
@@ -210,18 +210,34 @@ impl Core {
         Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
     {
         let connection = self.connection(member, purpose, limit).await?;
-        let sent = self.clock.now();
+        self.attempt_on(&connection, member, purpose, limit, request).await
+    }
+
+    /// One attempt on a connection that is there already.
+    pub(crate) async fn attempt_on<R, F, Fut>(
+        &self,
+        connection: &Arc<Connection>,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        request: &F,
+    ) -> std::result::Result<Answer<R>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
         let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
         match outcome {
             Either::First(Ok(reply)) => {
                 self.endpoints.lock().report_good(member);
                 let term = self.observe(reply.header())?;
-                Ok(Answer { reply, sent, term })
+                Ok(Answer { reply, term })
             }
             Either::First(Err(error)) => {
                 let miss = self.miss(&error);
                 if !miss.answered {
-                    self.distrust(member, purpose, &connection).await;
+                    self.distrust(member, purpose, connection).await;
                 } else if matches!(miss.class, Class::NotSent | Class::Unknown) {
                     // It answers, but cannot serve: no leader, or none that it reaches.
                     self.endpoints.lock().report_bad(member, self.clock.now());
@@ -229,7 +245,7 @@ impl Core {
                 Err(miss)
             }
             Either::Second(()) => {
-                self.distrust(member, purpose, &connection).await;
+                self.distrust(member, purpose, connection).await;
                 Err(Miss {
                     class: Class::Unknown,
                     text: format!("no answer in time from {}", self.members[member].url()),
@@ -299,7 +315,8 @@ impl Core {
         let (cluster, term) = (header.cluster_id(), header.raft_term());
         // A cancelled watch answers with an empty header.
         if cluster != 0 {
-            let first = self.cluster.compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire);
+            let first =
+                self.cluster.compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire);
             if first.is_err_and(|pinned| pinned != cluster) {
                 return Err(Miss {
                     class: Class::Refused(ErrorKind::WrongCluster),
@@ -314,8 +331,8 @@ impl Core {
 
     pub(crate) fn miss(&self, error: &etcd_client::Error) -> Miss {
         let (class, text) = classify_error(error);
-        let answered = text.contains("etcdserver:")
-            || matches!(class, Class::Refused(_) | Class::StaleLogin);
+        let answered =
+            text.contains("etcdserver:") || matches!(class, Class::Refused(_) | Class::StaleLogin);
         Miss { class, text, answered }
     }
 

@@ -128,11 +128,7 @@ mod tests {
                 "etcdserver: authentication failed, invalid user ID or password",
                 Class::Refused(ErrorKind::AuthenticationFailed),
             ),
-            (
-                3,
-                "etcdserver: user name is empty",
-                Class::Refused(ErrorKind::AuthenticationFailed),
-            ),
+            (3, "etcdserver: user name is empty", Class::Refused(ErrorKind::AuthenticationFailed)),
             (7, "etcdserver: permission denied", Class::Refused(ErrorKind::PermissionDenied)),
             (3, "etcdserver: request is too large", Class::Refused(ErrorKind::Rejected)),
             (

@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) clock: Clock,
     pub(crate) runtime: Runtime,
+    /// The thread of `with_raw`, once it was asked for.
+    pub(super) raw: Mutex<Option<Runtime>>,
     pub(super) members: Vec<Member>,
     pub(super) endpoints: Mutex<Endpoints>,
     pub(crate) closed: CancelToken,
@@ -75,13 +77,14 @@ pub(crate) struct Core {
 impl Core {
     pub(super) fn start(config: Config) -> Result<Arc<Core>> {
         fork::watch();
-        let runtime = Runtime::start()?;
+        let runtime = Runtime::start("etcd-rx-io")?;
         let members: Vec<Member> = config.endpoints.iter().cloned().map(Member::new).collect();
         let core = Arc::new_cyclic(|weak: &Weak<Core>| Core {
             clock: config.clock.clone(),
             endpoints: Mutex::new(Endpoints::new(members.len())),
             members,
             runtime,
+            raw: Mutex::new(None),
             closed: CancelToken::new(),
             closing: AtomicBool::new(false),
             born: fork::generation(),
@@ -208,7 +211,9 @@ impl Core {
         match (stop, late) {
             // The task had already succeeded when it was told; its result stands.
             (Stop::Interrupted, Some(Ok(value))) => Ok(value),
-            (Stop::Closed(1), _) => Err(Error::closed(recipe.map_or("the recipe", |r| r.identity()))),
+            (Stop::Closed(1), _) => {
+                Err(Error::closed(recipe.map_or("the recipe", |r| r.identity())))
+            }
             (Stop::Closed(_), _) => Err(Error::closed("the client")),
             (Stop::Interrupted | Stop::Limit, _) => Err(Error::interrupted(op)),
         }
@@ -297,6 +302,10 @@ impl Core {
             one.finish(slack_ends.saturating_since(self.clock.now()));
         }
         self.user_code.close(slack_ends.saturating_since(self.clock.now()));
+        let raw = self.raw.lock().take();
+        if let Some(raw) = raw {
+            raw.stop(CLOSE_SLACK);
+        }
         self.runtime.stop(CLOSE_SLACK);
         self.sessions.clear();
         self.queues.clear();

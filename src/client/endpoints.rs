@@ -26,8 +26,7 @@ pub(crate) struct Endpoints {
 
 impl Endpoints {
     pub(crate) fn new(count: usize) -> Endpoints {
-        let health =
-            (0..count).map(|_| Health { bad_until: None, pause: FIRST_PAUSE }).collect();
+        let health = (0..count).map(|_| Health { bad_until: None, pause: FIRST_PAUSE }).collect();
         Endpoints { health, sticky: 0 }
     }
 

@@ -10,7 +10,9 @@ const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// `length` random characters that are safe in any key.
 pub(crate) fn random_text(length: usize) -> String {
     (0..length)
-        .map(|_| ALPHABET[(random_unit() * ALPHABET.len() as f64) as usize % ALPHABET.len()] as char)
+        .map(|_| {
+            ALPHABET[(random_unit() * ALPHABET.len() as f64) as usize % ALPHABET.len()] as char
+        })
         .collect()
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    fn options(&self, purpose: Purpose) -> ConnectOptions {
+    pub(super) fn options(&self, purpose: Purpose) -> ConnectOptions {
         // `default()` and `new()` of these options differ in what an idle connection does, so
         // every option that matters is named. etcd kills a connection that pings while idle.
         let mut options = ConnectOptions::new()

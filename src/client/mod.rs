@@ -8,6 +8,7 @@ pub(crate) mod core;
 mod endpoints;
 pub(crate) mod identity;
 pub(crate) mod member;
+mod raw;
 mod rpc;
 pub(crate) mod runtime;
 #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
@@ -21,7 +22,7 @@ use std::time::Duration;
 use etcd_client::GetOptions;
 
 use self::core::Core;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 
 pub use builder::ClientBuilder;
 #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
@@ -196,15 +197,4 @@ impl Client {
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.core().check_usable()
     }
-}
-
-impl From<&Client> for Client {
-    fn from(client: &Client) -> Client {
-        client.clone()
-    }
-}
-
-/// Refuses what the caller cannot mean.
-pub(crate) fn refuse_if(condition: bool, why: impl FnOnce() -> String) -> Result<()> {
-    if condition { Err(Error::invalid(why())) } else { Ok(()) }
 }

@@ -139,8 +139,8 @@ impl Core {
         until: Instant,
     ) -> Result<Option<i64>> {
         let call = Call { op, key: b"", kind: Kind::Repeatable, until };
-        let asked = self
-            .call(call, |connection| async move {
+        let asked =
+            self.call(call, |connection| async move {
                 connection.lease().time_to_live(lease, None).await
             })
             .await;

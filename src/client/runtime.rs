@@ -29,13 +29,13 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn start() -> Result<Runtime> {
+    pub(crate) fn start(name: &str) -> Result<Runtime> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (handle_tx, handle_rx) = crossbeam_channel::bounded(1);
         let (ended_tx, ended) = crossbeam_channel::bounded::<()>(0);
         let failed = |e| Error::with_source(ErrorKind::Internal, "starting the I/O thread", e);
         let thread = thread::Builder::new()
-            .name("etcd-rx-io".to_owned())
+            .name(name.to_owned())
             .spawn(move || {
                 // Dropped last, also on a panic: whoever waits for the end sees it.
                 let _ended = ended_tx;

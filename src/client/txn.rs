@@ -299,9 +299,9 @@ impl TxnResult {
             .iter()
             .map(|response| match response {
                 TxnOpResponse::Put(_) => OpResult::Put,
-                TxnOpResponse::Get(get) => {
-                    OpResult::Get(get.kvs().iter().map(|kv| KeyValue::from_etcd(core, kv)).collect())
-                }
+                TxnOpResponse::Get(get) => OpResult::Get(
+                    get.kvs().iter().map(|kv| KeyValue::from_etcd(core, kv)).collect(),
+                ),
                 TxnOpResponse::Delete(delete) => OpResult::Delete(delete.deleted()),
                 TxnOpResponse::Txn(txn) => OpResult::Txn(TxnResult::at(core, txn, revision)),
             })

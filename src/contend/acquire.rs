@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Contender;
 use super::hold::{Hold, leave};
 use super::queue::Verdict;
 use super::requests::{self, Enqueued, Place, Tried};
-use super::Contender;
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
@@ -143,12 +143,10 @@ pub(crate) async fn try_acquire(
             },
             // Applied only if the queue was empty, so a key that is seen holds.
             Err(error) => match call.recognise(ticket, error).await? {
-                Joined::In(ticket, enqueued) => {
-                    match call.hold(ticket, enqueued.create_revision) {
-                        Some(acquired) => return Ok(Some(acquired)),
-                        None => continue,
-                    }
-                }
+                Joined::In(ticket, enqueued) => match call.hold(ticket, enqueued.create_revision) {
+                    Some(acquired) => return Ok(Some(acquired)),
+                    None => continue,
+                },
                 Joined::Again => continue,
                 Joined::Out(leaving) => return call.leave_empty_handed(leaving),
             },
@@ -337,8 +335,7 @@ impl Acquire {
         let mut waiting = queue.wait_for(ticket.key(), created);
         let mut orphan_since = None;
         loop {
-            let elsewhere =
-                race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
+            let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
             match race(waiting.verdict(), race(self.leaving(), elsewhere)).await {
                 Either::First(Verdict::First) => {
                     self.hear();

@@ -146,14 +146,14 @@ impl Hold {
         let Some(ticket) = self.ticket.lock().take() else { return true };
         let leaving = leave(self.contender.clone(), ticket, self.create_revision);
         if core.on_io_thread() {
-            core.runtime.spawn(async move { let _ = leaving.await; });
+            core.runtime.spawn(async move {
+                let _ = leaving.await;
+            });
             return true;
         }
         let until = core.clock.now() + budget;
-        match core.block_shielded("release", until, async move { Ok(leaving.await) }) {
-            Some(Ok(Left::Gone)) => false,
-            _ => true,
-        }
+        let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
+        !matches!(left, Some(Ok(Left::Gone)))
     }
 
     /// Releases a hold that nobody will ever use, without waiting.
@@ -162,7 +162,9 @@ impl Hold {
             && let Some(ticket) = self.ticket.lock().take()
         {
             let leaving = leave(self.contender.clone(), ticket, self.create_revision);
-            self.contender.core.runtime.spawn(async move { let _ = leaving.await; });
+            self.contender.core.runtime.spawn(async move {
+                let _ = leaving.await;
+            });
         }
     }
 
@@ -171,10 +173,8 @@ impl Hold {
         if !self.is_held() {
             return false;
         }
-        let ended = self
-            .state
-            .compare_exchange(HELD, ENDED, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
+        let ended =
+            self.state.compare_exchange(HELD, ENDED, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if ended {
             drop(self.own_key_watch.lock().take());
             self.contender.forget_hold(self);
@@ -222,7 +222,9 @@ impl Hold {
             // A stranger's write keeps the create revision and drops the lease, so the key would
             // stay and block the queue.
             let leaving = leave(self.contender.clone(), ticket, self.create_revision);
-            self.contender.core.runtime.spawn(async move { let _ = leaving.await; });
+            self.contender.core.runtime.spawn(async move {
+                let _ = leaving.await;
+            });
         } else {
             ticket.settle();
         }

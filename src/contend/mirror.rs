@@ -195,13 +195,19 @@ mod tests {
     #[test]
     fn deeper_keys_do_not_count_and_leaseless_ones_are_named() {
         let mut mirror = mirror();
-        mirror.reset(20, vec![entry("/p/x/y", 1, 1), entry("/p/a", 5, 0), entry("/p/b", 8, 1)], false);
+        mirror.reset(
+            20,
+            vec![entry("/p/x/y", 1, 1), entry("/p/a", 5, 0), entry("/p/b", 8, 1)],
+            false,
+        );
         assert_eq!(mirror.turn(b"/p/b", 8), Turn::Blocked { key: b"/p/a".to_vec(), fresh: true });
         let mut written_over = entry("/p/a", 5, 0);
         written_over.mod_revision = 21;
         mirror.apply(21, vec![put(written_over)]);
         assert_eq!(mirror.turn(b"/p/b", 8), Turn::Blocked { key: b"/p/a".to_vec(), fresh: false });
-        assert!(is_child(b"/a/", b"/a/b") && !is_child(b"/a/", b"/ab") && !is_child(b"/a/", b"/a/b/c"));
+        assert!(
+            is_child(b"/a/", b"/a/b") && !is_child(b"/a/", b"/ab") && !is_child(b"/a/", b"/a/b/c")
+        );
     }
 
     #[test]

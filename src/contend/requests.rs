@@ -76,7 +76,9 @@ pub(crate) fn enqueue_if_empty(prefix: &[u8], key: &[u8], value: &[u8], lease: i
 /// What a try found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
-    Held { create_revision: i64 },
+    Held {
+        create_revision: i64,
+    },
     Busy,
     /// Only keys of other recipes stand there; they do not count, but they spoil the compare.
     OnlyDeeperKeys,
@@ -107,11 +109,14 @@ pub(crate) fn leave(prefix: &[u8], key: &[u8], create_revision: i64) -> Txn {
 
 /// Who is first after a [`leave`].
 pub(crate) fn head_of(response: &TxnResponse, prefix: &[u8]) -> Option<Entry> {
-    response.op_responses().iter().find_map(|one| match one {
-        TxnOpResponse::Get(get) => get.kvs().first().map(Entry::from),
-        _ => None,
-    })
-    .filter(|head| is_child(prefix, &head.key))
+    response
+        .op_responses()
+        .iter()
+        .find_map(|one| match one {
+            TxnOpResponse::Get(get) => get.kvs().first().map(Entry::from),
+            _ => None,
+        })
+        .filter(|head| is_child(prefix, &head.key))
 }
 
 fn absent(key: &[u8]) -> Compare {
@@ -122,12 +127,8 @@ fn absent(key: &[u8]) -> Compare {
 pub(crate) async fn read_queue(core: &Core, op: &'static str, prefix: &[u8]) -> Result<Vec<Entry>> {
     let options = GetOptions::new().with_prefix();
     let response = core.range(op, prefix, Some(options), core.operation_limit()).await?;
-    let mut entries: Vec<Entry> = response
-        .kvs()
-        .iter()
-        .filter(|kv| is_child(prefix, kv.key()))
-        .map(Entry::from)
-        .collect();
+    let mut entries: Vec<Entry> =
+        response.kvs().iter().filter(|kv| is_child(prefix, kv.key())).map(Entry::from).collect();
     // Sorted here: asking etcd to sort makes it read the whole range before it answers.
     entries.sort_by(|a, b| (a.create_revision, &a.key).cmp(&(b.create_revision, &b.key)));
     Ok(entries)

@@ -62,12 +62,13 @@ struct Stream {
     member: usize,
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    /// Keeps the connection's other clients alive with the stream.
-    _connection: Arc<Connection>,
+    /// The proof of an answer is read on the connection that the answer came on.
+    connection: Arc<Connection>,
 }
 
 enum Report {
-    Acked { attempt: AttemptId, stream: Option<Stream>, sent: Instant, ttl: i64, term: u64 },
+    Opened { attempt: AttemptId },
+    Acked { attempt: AttemptId, stream: Option<Box<Stream>>, sent: Instant, ttl: i64, term: u64 },
     Proved { attempt: AttemptId, term: u64 },
     Gone { attempt: AttemptId },
     Failed { attempt: AttemptId, kind: Option<ErrorKind> },
@@ -79,13 +80,13 @@ struct Keeper<L> {
     reports: mpsc::UnboundedSender<Report>,
     tasks: HashMap<AttemptId, AbortHandle>,
     /// The streams of answered attempts that wait for their proof.
-    answered: HashMap<AttemptId, Stream>,
+    answered: HashMap<AttemptId, Box<Stream>>,
     /// The stream of the last attempt that counted.
-    kept: Option<Stream>,
+    kept: Option<Box<Stream>>,
     last_member: usize,
     refused: bool,
     ended: Option<Ended>,
-    /// An attempt may take this long.
+    /// Each step of an attempt may take this long.
     limit: Duration,
 }
 
@@ -145,7 +146,6 @@ impl<L: Lessee> Keeper<L> {
                 self.answered.remove(&attempt);
             }
             Action::Counted { attempt, sent, deadline } => {
-                self.tasks.remove(&attempt);
                 if let Some(stream) = self.answered.remove(&attempt) {
                     self.last_member = stream.member;
                     self.kept = Some(stream);
@@ -171,9 +171,10 @@ impl<L: Lessee> Keeper<L> {
     /// Takes a task's report to heart and turns it into the machine's event.
     fn take(&mut self, report: Report) -> Option<Event> {
         match report {
+            Report::Opened { attempt } => Some(Event::Opened { attempt }),
             Report::Acked { attempt, stream, sent, ttl, term } => {
                 // An aborted attempt's last words; its stream goes with it.
-                self.tasks.get(&attempt)?;
+                self.tasks.remove(&attempt)?;
                 if let Some(stream) = stream {
                     self.answered.insert(attempt, stream);
                 }
@@ -182,10 +183,15 @@ impl<L: Lessee> Keeper<L> {
                 Some(Event::Acked { attempt, sent, ttl, term, highest })
             }
             Report::Proved { attempt, term } => {
+                self.tasks.remove(&attempt);
                 Some(Event::Proved { attempt, term, highest: self.core.highest_term() })
             }
-            Report::Gone { attempt } => Some(Event::Gone { attempt }),
+            Report::Gone { attempt } => {
+                self.tasks.remove(&attempt);
+                Some(Event::Gone { attempt })
+            }
             Report::Failed { attempt, kind } => {
+                self.tasks.remove(&attempt);
                 match kind {
                     Some(ErrorKind::WrongCluster) => self.ended = Some(Ended::WrongCluster),
                     Some(ErrorKind::PermissionDenied | ErrorKind::AuthenticationFailed) => {
@@ -208,17 +214,15 @@ impl<L: Lessee> Keeper<L> {
             _ => (self.core.member_after(self.last_member), None, Some(self.last_member)),
         };
         self.last_member = member;
-        let (core, lease, reports) =
-            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
             if let Some(suspect) = suspect {
                 core.drop_connection(suspect, Purpose::Leases).await;
             }
-            let report = match renew(&core, lease, member, kept, limit).await {
-                Ok((stream, sent, ttl, term)) => {
-                    Report::Acked { attempt, stream, sent, ttl, term }
-                }
+            let opened = || drop(reports.send(Report::Opened { attempt }));
+            let report = match renew(&core, lease, member, kept, limit, opened).await {
+                Ok((stream, sent, ttl, term)) => Report::Acked { attempt, stream, sent, ttl, term },
                 Err(kind) => Report::Failed { attempt, kind },
             };
             let _ = reports.send(report);
@@ -226,10 +230,10 @@ impl<L: Lessee> Keeper<L> {
         self.tasks.insert(attempt, task.abort_handle());
     }
 
-    /// A linearizable read through the member that answered, on the same connection.
+    /// A linearizable read through the member that answered, on the connection it answered on.
     fn prove(&mut self, attempt: AttemptId) {
-        let stream = self.answered.get(&attempt).or(self.kept.as_ref());
-        let member = stream.map_or(self.last_member, |stream| stream.member);
+        let Some(stream) = self.answered.get(&attempt).or(self.kept.as_ref()) else { return };
+        let (member, connection) = (stream.member, stream.connection.clone());
         let Some(key) = self.lessee.probe() else { return };
         let (core, lessee, reports) =
             (self.core.clone(), self.lessee.clone(), self.reports.clone());
@@ -239,21 +243,21 @@ impl<L: Lessee> Keeper<L> {
                 let key = key.clone();
                 async move { connection.kv().get(key, None).await }
             };
-            let report = match core.attempt(member, Purpose::Leases, limit, &read).await {
-                Ok(answer) => {
-                    lessee.probed(&key, answer.reply.kvs().first());
-                    Report::Proved { attempt, term: answer.term }
-                }
-                Err(miss) => Report::Failed { attempt, kind: miss.kind() },
-            };
+            let report =
+                match core.attempt_on(&connection, member, Purpose::Leases, limit, &read).await {
+                    Ok(answer) => {
+                        lessee.probed(&key, answer.reply.kvs().first());
+                        Report::Proved { attempt, term: answer.term }
+                    }
+                    Err(miss) => Report::Failed { attempt, kind: miss.kind() },
+                };
             let _ = reports.send(report);
         });
         self.tasks.insert(attempt, task.abort_handle());
     }
 
     fn confirm_gone(&mut self, attempt: AttemptId) {
-        let (core, lease, reports) =
-            (self.core.clone(), self.lessee.lease(), self.reports.clone());
+        let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
             let report = match core.time_to_live("renewal", lease, limit).await {
@@ -278,13 +282,17 @@ async fn renew(
     core: &Core,
     lease: i64,
     member: usize,
-    kept: Option<Stream>,
+    kept: Option<Box<Stream>>,
     limit: Instant,
-) -> Result<(Option<Stream>, Instant, i64, u64), Option<ErrorKind>> {
+    opened: impl FnOnce(),
+) -> Result<(Option<Box<Stream>>, Instant, i64, u64), Option<ErrorKind>> {
     let mut stream = match kept {
         Some(stream) => stream,
         None => match open(core, lease, member, limit).await? {
-            Some(stream) => stream,
+            Some(stream) => {
+                opened();
+                stream
+            }
             None => return Ok((None, core.clock.now(), 0, core.highest_term())),
         },
     };
@@ -309,18 +317,14 @@ async fn open(
     lease: i64,
     member: usize,
     limit: Instant,
-) -> Result<Option<Stream>, Option<ErrorKind>> {
-    let connection = core
-        .connection(member, Purpose::Leases, limit)
-        .await
-        .map_err(|miss| miss.kind())?;
-    let opened = race(
-        async { connection.lease().keep_alive(lease).await },
-        core.clock.sleep_until(limit),
-    );
+) -> Result<Option<Box<Stream>>, Option<ErrorKind>> {
+    let connection =
+        core.connection(member, Purpose::Leases, limit).await.map_err(|miss| miss.kind())?;
+    let opened =
+        race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
         Either::First(Ok((keeper, answers))) => {
-            Ok(Some(Stream { member, keeper, answers, _connection: connection }))
+            Ok(Some(Box::new(Stream { member, keeper, answers, connection })))
         }
         Either::First(Err(error)) => {
             let miss = core.miss(&error);
@@ -353,7 +357,7 @@ pub(crate) async fn renew_once(
             format!("renewing lease {lease:x} through {}", core.member_url(member)),
         )
     };
-    let renewal = renew(core, lease, member, None, until);
+    let renewal = renew(core, lease, member, None, until, || ());
     match race(renewal, core.clock.sleep_until(until)).await {
         Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
             Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))))

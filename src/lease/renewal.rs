@@ -37,6 +37,8 @@ pub(crate) enum Over {
 pub(crate) enum Event {
     /// Time has passed.
     Tick,
+    /// The attempt's stream is open; the renewal itself goes out now.
+    Opened { attempt: AttemptId },
     /// A renewal put on the wire at `sent` was answered. `highest` is the highest term seen from
     /// any member by now.
     Acked { attempt: AttemptId, sent: Instant, ttl: Duration, term: u64, highest: u64 },
@@ -79,7 +81,7 @@ enum Stage {
 #[derive(Debug)]
 struct Flying {
     id: AttemptId,
-    started: Instant,
+    step_began: Instant,
     stage: Stage,
 }
 
@@ -125,7 +127,7 @@ impl Renewal {
 
     /// The next instant at which a tick changes something.
     pub(crate) fn next_wake(&self) -> Instant {
-        let overdue = self.flying.iter().map(|one| one.started + self.timing.attempt_limit);
+        let overdue = self.flying.iter().map(|one| one.step_began + self.timing.attempt_limit);
         let suspend = (!self.suspended).then(|| self.suspend_at());
         overdue
             .chain(suspend)
@@ -151,6 +153,11 @@ impl Renewal {
         }
         match event {
             Event::Tick => {}
+            Event::Opened { attempt } => {
+                if self.stage(attempt) == Some(Stage::Renewing) {
+                    self.next_step(now, attempt, Stage::Renewing);
+                }
+            }
             Event::Acked { attempt, sent, ttl, term, highest } => {
                 self.acked(now, attempt, sent, ttl, term, highest, &mut actions);
             }
@@ -184,14 +191,14 @@ impl Renewal {
             return;
         }
         if ttl.is_zero() {
-            self.set_stage(attempt, Stage::Confirming);
+            self.next_step(now, attempt, Stage::Confirming);
             actions.push(Action::ConfirmGone { attempt });
         } else if term < highest {
             self.drop_attempt(now, attempt, actions);
         } else {
             match self.proof {
                 Proof::Required => {
-                    self.set_stage(attempt, Stage::Proving { sent, ttl, term });
+                    self.next_step(now, attempt, Stage::Proving { sent, ttl, term });
                     actions.push(Action::Prove { attempt });
                 }
                 Proof::Advisory => {
@@ -249,7 +256,7 @@ impl Renewal {
     fn pass_time(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let limit = self.timing.attempt_limit;
         self.flying.retain(|one| {
-            let overdue = now >= one.started + limit;
+            let overdue = now >= one.step_began + limit;
             if overdue {
                 actions.push(Action::Abort { attempt: one.id });
             }
@@ -260,7 +267,7 @@ impl Renewal {
             self.next_id += 1;
             actions.push(Action::Begin { attempt, fresh: self.begun > 0 });
             self.begun += 1;
-            self.flying.push(Flying { id: attempt, started: now, stage: Stage::Renewing });
+            self.flying.push(Flying { id: attempt, step_began: now, stage: Stage::Renewing });
             self.next_start = now + self.timing.hedge_delay;
         }
         if !self.suspended && now >= self.suspend_at() {
@@ -290,8 +297,11 @@ impl Renewal {
         self.flying.iter().find(|one| one.id == attempt).map(|one| one.stage)
     }
 
-    fn set_stage(&mut self, attempt: AttemptId, stage: Stage) {
+    /// Each step is a round trip and has a limit of its own: were they to share one, a link with
+    /// a long round trip could never renew a short lease.
+    fn next_step(&mut self, now: Instant, attempt: AttemptId, stage: Stage) {
         if let Some(one) = self.flying.iter_mut().find(|one| one.id == attempt) {
+            one.step_began = now;
             one.stage = stage;
         }
     }

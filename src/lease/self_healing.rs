@@ -10,7 +10,7 @@ use super::healing::{Lease, LeaseEvent, Owner, Presence, Sighting};
 use crate::client::Client;
 use crate::client::core::BoxFuture;
 use crate::error::{Error, ErrorKind, Result};
-use crate::recipe::{ListenerId, RecipeCore, Subscription};
+use crate::recipe::{Callback, ListenerId, RecipeCore, Subscription};
 use crate::resilience::{LeaseResilience, LeaseTiming};
 
 /// Hears what happens to a presence lease, for those who prefer a type to a closure.
@@ -20,9 +20,7 @@ pub trait LeaseListener: Send + Sync + 'static {
 }
 
 /// A listener object as the callback that the listeners of a recipe are.
-pub(crate) fn callback(
-    listener: Box<dyn LeaseListener>,
-) -> Arc<dyn Fn(&LeaseEvent) + Send + Sync> {
+pub(crate) fn callback(listener: Box<dyn LeaseListener>) -> Callback<LeaseEvent> {
     Arc::new(move |event| listener.on_lease_event(event))
 }
 
@@ -152,7 +150,7 @@ pub struct SelfHealingBuilder {
     client: Client,
     ttl: Duration,
     resilience: LeaseResilience,
-    listeners: Vec<Arc<dyn Fn(&LeaseEvent) + Send + Sync>>,
+    listeners: Vec<Callback<LeaseEvent>>,
 }
 
 impl fmt::Debug for SelfHealingBuilder {
@@ -205,8 +203,7 @@ impl SelfHealingBuilder {
         core.register_recipe(&recipe);
         let hook: Arc<Mutex<Option<Hook>>> = Arc::new(Mutex::new(Some(Box::new(establish))));
         let owner = Arc::new(HookOwner { hook: hook.clone(), recipe: recipe.clone() });
-        let presence =
-            Presence::new(core.clone(), recipe.clone(), owner, timing, self.resilience);
+        let presence = Presence::new(core.clone(), recipe.clone(), owner, timing, self.resilience);
         for listener in self.listeners {
             presence.listeners.add(listener);
         }

@@ -482,10 +482,13 @@ impl Drop for Ticket {
     }
 }
 
+/// Where the session of one timing stands; locked while its lease is being granted.
+type Slot = Arc<tokio::sync::Mutex<Option<Arc<Session>>>>;
+
 /// The sessions of one client.
 #[derive(Default)]
 pub(crate) struct SessionPool {
-    slots: Mutex<HashMap<SessionKey, Arc<tokio::sync::Mutex<Option<Arc<Session>>>>>>,
+    slots: Mutex<HashMap<SessionKey, Slot>>,
     by_lease: Mutex<HashMap<i64, Weak<Session>>>,
 }
 

@@ -182,7 +182,9 @@ macro_rules! guard_methods {
             match TxnResult::from_etcd(&core, &response).nested() {
                 Some(result) if result.succeeded => Ok(FencedTxn::Applied(result)),
                 Some(result) => Ok(FencedTxn::CompareFailed(result)),
-                None => Err(Error::internal("a guarded transaction answered without its inner one")),
+                None => {
+                    Err(Error::internal("a guarded transaction answered without its inner one"))
+                }
             }
         }
     };
@@ -233,11 +235,7 @@ impl<'a> MutexGuard<'a> {
         if self.core().is_forked() {
             return false;
         }
-        if self.held.leave() {
-            self.mutex.release(self.core())
-        } else {
-            self.core().is_held()
-        }
+        if self.held.leave() { self.mutex.release(self.core()) } else { self.core().is_held() }
     }
 }
 

@@ -410,8 +410,7 @@ impl Mutex {
 
     fn list(&self, op: &'static str) -> Result<Vec<ContenderInfo>> {
         let contender = self.shared.contender.clone();
-        self.core()
-            .block_on(op, Some(self.recipe()), async move { contender.list(op).await })
+        self.core().block_on(op, Some(self.recipe()), async move { contender.list(op).await })
     }
 
     // ----- hearing of losses ------------------------------------------------------------------
