@@ -297,7 +297,7 @@ impl Barrier {
         }
         let line = Line::new(&core.clock);
         let range = Range::Key(self.keeping.key.clone());
-        let spec = Spec { range, from: revision.max(1), group: "barrier" };
+        let spec = Spec { range, from: revision + 1, group: "barrier" };
         let _watching = core.watches.watch(spec, line.clone());
         let mut suspended = false;
         while gate != Gate::Lifted {
