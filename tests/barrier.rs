@@ -416,7 +416,7 @@ fn a_wait_for_a_missing_barrier_waits_until_it_was_set_and_lifted() {
     let client = connect(&etcd.endpoint());
     let gate = barrier(&client);
     let waiter = Barrier::builder(&client, PATH).wait_on_missing(true).build().unwrap();
-    assert!(!waiter.wait_for(Duration::from_millis(50)).unwrap());
+    assert!(!waiter.wait_for(SECOND / 2).unwrap());
     std::thread::scope(|scope| {
         let waiting = parked(scope, &etcd, || waiter.wait());
         assert!(gate.set().unwrap());
@@ -555,7 +555,8 @@ fn full() -> bool {
 fn a_delete_at_the_compacted_revision_is_seen_by_a_watch_that_resumes() {
     let etcd = EtcdServer::start().unwrap();
     let proxy = FaultProxy::start(etcd.endpoint()).unwrap();
-    let (far, client) = (connect(&proxy.endpoint()), connect(&etcd.endpoint()));
+    let far = impatient(&proxy.endpoint(), LIMIT);
+    let client = connect(&etcd.endpoint());
     let gate = barrier(&client);
     let waiter = Barrier::builder(&far, PATH).wait_on_missing(true).build().unwrap();
     std::thread::scope(|scope| {
@@ -569,7 +570,8 @@ fn a_delete_at_the_compacted_revision_is_seen_by_a_watch_that_resumes() {
                 break;
             }
         }
-        proxy.set(Mode::Reset);
+        // Silence, since a reset could discard what was delivered and not yet read.
+        proxy.set(Mode::Blackhole);
         eventually(LIMIT, "noticed", || waiter.connection_state() == ConnectionState::Suspended);
         assert!(gate.remove().unwrap());
         etcd.compact().unwrap();
