@@ -64,6 +64,15 @@ impl Miss {
             Class::NotSent | Class::Unknown => None,
         }
     }
+
+    /// The same for a login: whatever became of it, the request it was for was not sent.
+    fn before_sending(self) -> Miss {
+        let class = match self.class {
+            Class::Unknown => Class::NotSent,
+            other => other,
+        };
+        Miss { class, ..self }
+    }
 }
 
 /// What every answer of etcd carries.
@@ -103,7 +112,7 @@ impl Core {
     {
         let started = self.clock.now();
         let mut misses: u32 = 0;
-        let mut logged_in_again = false;
+        let mut stale_logins = 0;
         let mut last = "no attempt was made".to_owned();
         loop {
             let now = self.clock.now();
@@ -118,13 +127,13 @@ impl Core {
             };
             match miss.class {
                 Class::Refused(kind) => return Err(self.refused(call, kind, &miss.text)),
-                Class::StaleLogin if logged_in_again => {
-                    return Err(self.refused(call, ErrorKind::AuthenticationFailed, &miss.text));
+                // Each attempt has logged in anew, so another change came in between.
+                Class::StaleLogin if stale_logins < STALE_LOGINS && self.has_user() => {
+                    stale_logins += 1;
+                    continue;
                 }
                 Class::StaleLogin => {
-                    logged_in_again = true;
-                    self.refresh_login(member, Purpose::Calls, limit).await;
-                    continue;
+                    return Err(self.refused(call, ErrorKind::AuthenticationFailed, &miss.text));
                 }
                 Class::Unknown if call.kind == Kind::Write => {
                     return Err(Error::new(
@@ -196,7 +205,9 @@ impl Core {
         }
     }
 
-    /// One attempt through one member, with its own limit.
+    /// One attempt through one member, with its own limit. If etcd says that the login is out of
+    /// date (the token expired, the member was restarted, users or roles were changed), it logs
+    /// in and asks once more.
     pub(crate) async fn attempt<R, F, Fut>(
         &self,
         member: usize,
@@ -210,6 +221,29 @@ impl Core {
         Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
     {
         let connection = self.connection(member, purpose, limit).await?;
+        let login = connection.login();
+        match self.exchange(member, purpose, limit, &connection, request).await {
+            Err(miss) if miss.class == Class::StaleLogin && connection.has_user() => {}
+            outcome => return outcome,
+        }
+        self.log_in(member, purpose, limit, &connection, login).await?;
+        self.exchange(member, purpose, limit, &connection, request).await
+    }
+
+    /// Sends one request on one connection and takes its answer.
+    async fn exchange<R, F, Fut>(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        connection: &Arc<Connection>,
+        request: &F,
+    ) -> std::result::Result<Answer<R>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
         let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
         match outcome {
             Either::First(Ok(reply)) => {
@@ -220,7 +254,7 @@ impl Core {
             Either::First(Err(error)) => {
                 let miss = self.miss(&error);
                 if !miss.answered {
-                    self.distrust(member, purpose, &connection).await;
+                    self.distrust(member, purpose, connection).await;
                 } else if matches!(miss.class, Class::NotSent | Class::Unknown) {
                     // It answers, but cannot serve: no leader, or none that it reaches.
                     self.endpoints.lock().report_bad(member, self.clock.now());
@@ -228,7 +262,7 @@ impl Core {
                 Err(miss)
             }
             Either::Second(()) => {
-                self.distrust(member, purpose, &connection).await;
+                self.distrust(member, purpose, connection).await;
                 Err(Miss {
                     class: Class::Unknown,
                     text: format!("no answer in time from {}", self.members[member].url()),
@@ -253,12 +287,7 @@ impl Core {
                 if !miss.answered {
                     self.endpoints.lock().report_bad(member, self.clock.now());
                 }
-                // Whatever happened to the login, the request itself was not sent.
-                let class = match miss.class {
-                    Class::Unknown => Class::NotSent,
-                    other => other,
-                };
-                Err(Miss { class, ..miss })
+                Err(miss.before_sending())
             }
             Either::Second(()) => {
                 self.endpoints.lock().report_bad(member, self.clock.now());
@@ -282,11 +311,32 @@ impl Core {
         self.members[member].drop_connection(purpose).await;
     }
 
-    /// Fetches a new token on one connection; a failure shows at the next request.
-    pub(crate) async fn refresh_login(&self, member: usize, purpose: Purpose, limit: Instant) {
-        if let Ok(connection) = self.connection(member, purpose, limit).await {
-            let _ = race(connection.refresh_login(), self.clock.sleep_until(limit)).await;
+    /// Fetches a new token for one connection, unless it has one since the login `seen`.
+    pub(crate) async fn log_in(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        connection: &Connection,
+        seen: u64,
+    ) -> std::result::Result<(), Miss> {
+        let miss = match race(connection.log_in(seen), self.clock.sleep_until(limit)).await {
+            Either::First(Ok(())) => return Ok(()),
+            Either::First(Err(error)) => self.miss(&error),
+            Either::Second(()) => Miss {
+                class: Class::Unknown,
+                text: format!("no login in time at {}", self.members[member].url()),
+                answered: false,
+            },
+        };
+        if !miss.answered {
+            self.distrust(member, purpose, connection).await;
         }
+        Err(miss.before_sending())
+    }
+
+    fn has_user(&self) -> bool {
+        self.config.dial.credentials.is_some()
     }
 
     /// Takes note of what a header says of the cluster, and returns its raft term.
@@ -332,6 +382,10 @@ impl Core {
         )
     }
 }
+
+/// How often one call may find that its login went out of date between logging in and asking:
+/// every change of a user or a role does that.
+const STALE_LOGINS: u32 = 3;
 
 /// The pace at which an unreachable etcd is asked again once the policy has no more to say.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(250);

@@ -41,11 +41,9 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
         _ if says("invalid auth token") || says("revision of auth store is old") => {
             Class::StaleLogin
         }
-        code::INVALID_ARGUMENT
-            if says("authentication failed")
-                || says("user name is empty")
-                || says("authentication is not enabled") =>
-        {
+        // No token came with the request: it has none yet, or there is no user to log in as.
+        code::INVALID_ARGUMENT if says("user name is empty") => Class::StaleLogin,
+        code::INVALID_ARGUMENT if says("authentication failed") => {
             Class::Refused(ErrorKind::AuthenticationFailed)
         }
         code::PERMISSION_DENIED => Class::Refused(ErrorKind::PermissionDenied),
@@ -128,7 +126,7 @@ mod tests {
                 "etcdserver: authentication failed, invalid user ID or password",
                 Class::Refused(ErrorKind::AuthenticationFailed),
             ),
-            (3, "etcdserver: user name is empty", Class::Refused(ErrorKind::AuthenticationFailed)),
+            (3, "etcdserver: user name is empty", Class::StaleLogin),
             (7, "etcdserver: permission denied", Class::Refused(ErrorKind::PermissionDenied)),
             (3, "etcdserver: request is too large", Class::Refused(ErrorKind::Rejected)),
             (
