@@ -283,9 +283,13 @@ impl Core {
         match race(connect, self.clock.sleep_until(limit)).await {
             Either::First(Ok(connection)) => Ok(connection),
             Either::First(Err(error)) => {
-                let miss = self.miss(&error);
+                let mut miss = self.miss(&error);
                 if !miss.answered {
                     self.endpoints.lock().report_bad(member, self.clock.now());
+                }
+                if miss.class == Class::Unknown && self.members[member].uses_tls() {
+                    // Its reason is often lost with the connection.
+                    miss.text.push_str(TURNED_AWAY);
                 }
                 Err(miss.before_sending())
             }
@@ -382,6 +386,9 @@ impl Core {
         )
     }
 }
+
+/// What to think of a server that takes a TLS connection and closes it before its first answer.
+const TURNED_AWAY: &str = " (closed at once: the server may want another client certificate)";
 
 /// How often one call may find that its login went out of date between logging in and asking:
 /// every change of a user or a role does that.

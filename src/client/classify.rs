@@ -50,6 +50,7 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
         code::NOT_FOUND if says("lease not found") => Class::Refused(ErrorKind::LeaseGone),
         code::OUT_OF_RANGE if says("compacted") => Class::Refused(ErrorKind::Compacted),
         code::UNAVAILABLE if says("tcp connect error") || says("dns error") => Class::NotSent,
+        code::UNAVAILABLE if says("invalid peer certificate") => Class::NotSent,
         code::UNAVAILABLE if says("etcdserver: no leader") => Class::NotSent,
         code::UNAVAILABLE if says("etcdserver: too many requests") => Class::NotSent,
         code::UNAVAILABLE | code::CANCELLED | code::DEADLINE_EXCEEDED => Class::Unknown,
@@ -98,6 +99,7 @@ mod tests {
         let rows: &[(i32, &str, Class)] = &[
             (14, "tcp connect error", Class::NotSent),
             (14, "etcdserver: no leader", Class::NotSent),
+            (14, "transport error: invalid peer certificate: UnknownIssuer", Class::NotSent),
             (14, "http2 error", Class::Unknown),
             (14, "etcdserver: request timed out", Class::Unknown),
             (

@@ -61,6 +61,15 @@ impl Connection {
         self.credentials.is_some()
     }
 
+    /// Waits for a first answer. A server that refuses our certificate says so only after we
+    /// believe to be connected, and a write that was sent by then would seem to be under way.
+    async fn prove(&self) -> Result<(), etcd_client::Error> {
+        match self.client.clone().status().await {
+            Err(error) if !error.to_string().contains("etcdserver:") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Logs in, unless somebody has done so since `seen` was current: many requests may find one
     /// token out of date, and each login costs etcd a password hash. The new token serves every
     /// client on this connection.
@@ -72,8 +81,9 @@ impl Connection {
         }
         let user = Some((user.clone(), password.clone()));
         match self.client.clone().update_user(user).await {
-            // Prepared for a server whose authentication is switched on later, as Go's client is.
-            Err(error) if says_auth_is_off(&error) => {}
+            // A client may be given its user before authentication is switched on, as with Go's.
+            // Once it is off, etcd 3.4 refuses the tokens of before.
+            Err(error) if says_auth_is_off(&error) => self.client.clone().update_user(None).await?,
             outcome => outcome?,
         }
         *logins += 1;
@@ -135,8 +145,12 @@ impl Member {
         &self.url
     }
 
+    pub(crate) fn uses_tls(&self) -> bool {
+        self.url.starts_with("https:")
+    }
+
     /// The connection for `purpose`, made now if there is none. With a user this logs in, which
-    /// is a round trip; without one it touches no network.
+    /// is a round trip, and with TLS it is proved; else it touches no network.
     pub(crate) async fn connection(
         &self,
         purpose: Purpose,
@@ -158,6 +172,9 @@ impl Member {
             client,
         });
         connection.log_in(0).await?;
+        if self.uses_tls() && !connection.has_user() {
+            connection.prove().await?;
+        }
         *slot = Some(connection.clone());
         Ok(connection)
     }
