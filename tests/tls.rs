@@ -1,6 +1,7 @@
 //! TLS with client certificates on a real etcd, on good days and with the wrong papers.
 
 #![cfg(any(feature = "tls", feature = "tls-aws-lc"))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
