@@ -149,7 +149,10 @@ impl Core {
                 Class::NotSent | Class::Unknown => {}
             }
             misses += 1;
-            last = miss.text;
+            // An attempt that was cut short by the end of the call says less than one before it.
+            if misses == 1 || self.clock.now() < call.until {
+                last = miss.text;
+            }
             match self.pause_after(misses, started, miss.answered).await {
                 Some(pause) => {
                     let resume = (self.clock.now() + pause).min(call.until);
