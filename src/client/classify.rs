@@ -38,7 +38,10 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
     let says = |part: &str| message.contains(part);
     match grpc_code {
         code::UNAUTHENTICATED => Class::StaleLogin,
-        _ if says("invalid auth token") || says("revision of auth store is old") => {
+        _ if says("invalid auth token")
+            || says("revision of auth store is old")
+            || says("auth: revision in header is old") =>
+        {
             Class::StaleLogin
         }
         // No token came with the request: it has none yet, or there is no user to log in as.
@@ -123,6 +126,8 @@ mod tests {
             (16, "etcdserver: invalid auth token", Class::StaleLogin),
             (2, "etcdserver: invalid auth token", Class::StaleLogin),
             (3, "etcdserver: revision of auth store is old", Class::StaleLogin),
+            // 3.5.1, of a write under a JWT.
+            (2, "auth: revision in header is old", Class::StaleLogin),
             (
                 3,
                 "etcdserver: authentication failed, invalid user ID or password",
