@@ -186,7 +186,14 @@ impl Group {
     async fn log_in(&mut self, member: usize) -> Option<()> {
         let core = self.core.clone();
         let limit = core.clock.now() + core.config.attempt_limit();
-        self.serve(async move { core.refresh_login(member, Purpose::Watches, limit).await }).await
+        self.serve(async move {
+            // A failure shows when the stream is opened anew.
+            if let Ok(connection) = core.connection(member, Purpose::Watches, limit).await {
+                let seen = connection.login();
+                let _ = core.log_in(member, Purpose::Watches, limit, &connection, seen).await;
+            }
+        })
+        .await
     }
 
     /// Waits before the next attempt. `Some(false)` says that the policy allows none.
