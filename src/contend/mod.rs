@@ -19,6 +19,7 @@ use crate::client::core::{Core, unconfirmed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{SessionKey, Ticket};
 use crate::recipe::RecipeCore;
+use crate::watch::Entry;
 
 pub(crate) use acquire::{Acquired, acquire, try_acquire};
 pub(crate) use hold::Hold;
@@ -103,7 +104,12 @@ impl Contender {
     /// Everyone in the queue, from one consistent read.
     pub(crate) async fn list(&self, op: &'static str) -> Result<Vec<ContenderInfo>> {
         let entries = requests::read_queue(&self.core, op, &self.prefix).await?;
-        Ok(entries.iter().enumerate().map(|(at, entry)| identity::decode(at, entry)).collect())
+        let shown = |entry: &Entry| self.core.shown(&entry.key);
+        Ok(entries
+            .iter()
+            .enumerate()
+            .map(|(at, entry)| identity::decode(at, entry, shown(entry)))
+            .collect())
     }
 
     /// Leaves an attempt whose outcome is unknown to its session and to the path's watch, which
