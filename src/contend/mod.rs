@@ -48,7 +48,16 @@ impl Contender {
         session: SessionKey,
     ) -> Arc<Contender> {
         let losses = Losses::new(&recipe);
-        Arc::new(Contender { core, recipe, prefix, session, losses, holds: Mutex::default() })
+        let contender =
+            Contender { core, recipe, prefix, session, losses, holds: Mutex::default() };
+        let contender = Arc::new(contender);
+        let weak = Arc::downgrade(&contender);
+        contender.recipe.at_end(move || {
+            if let Some(contender) = weak.upgrade() {
+                contender.losses.close();
+            }
+        });
+        contender
     }
 
     fn remember_hold(&self, hold: &Arc<Hold>) {
@@ -73,7 +82,6 @@ impl Contender {
             .filter_map(|hold| hold.upgrade())
             .filter_map(|hold| hold.close())
             .collect();
-        self.losses.close();
         if tickets.is_empty() || self.core.closed.is_cancelled() {
             return Ok(());
         }
