@@ -282,8 +282,11 @@ impl Hold {
 
     // ----- asking etcd ------------------------------------------------------------------------
 
-    /// A closed client or recipe can ask nothing any more.
-    fn check_not_closed(&self) -> Result<()> {
+    /// In a fork's child, and for a closed client or recipe, nothing can be asked any more.
+    fn check_may_ask(&self) -> Result<()> {
+        if self.is_forked() {
+            return self.contender.core.check_usable();
+        }
         match self.loss() {
             Some(loss) if loss.reason == LossReason::Closed => {
                 Err(Error::closed(self.contender.recipe.identity()))
@@ -295,7 +298,7 @@ impl Hold {
     /// The hold as etcd sees it now.
     pub(crate) fn verify(self: &Arc<Hold>) -> Result<bool> {
         if !self.is_held() {
-            return self.check_not_closed().map(|()| false);
+            return self.check_may_ask().map(|()| false);
         }
         let hold = self.clone();
         self.contender.core.block_on("guard.verify", Some(&self.contender.recipe), async move {
@@ -325,7 +328,7 @@ impl Hold {
     ) -> Result<Option<etcd_client::TxnResponse>> {
         // "Lost" is answered before the scope is looked at: it is the better reason.
         if !self.is_held() {
-            return self.check_not_closed().map(|()| None);
+            return self.check_may_ask().map(|()| None);
         }
         let hold = self.clone();
         self.contender.core.block_on(op, Some(&self.contender.recipe), async move {
