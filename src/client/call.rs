@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use etcd_client::ResponseHeader;
 
-use super::classify::{Class, classify_error};
+use super::classify::{Class, NO_TOKEN, classify_error, is_auth_off};
 use super::core::Core;
 use super::member::{Connection, Purpose};
 use crate::clock::Instant;
@@ -302,7 +302,12 @@ impl Core {
     /// Fetches a new token on one connection; a failure shows at the next request.
     pub(crate) async fn refresh_login(&self, member: usize, purpose: Purpose, limit: Instant) {
         if let Ok(connection) = self.connection(member, purpose, limit).await {
-            let _ = race(connection.refresh_login(), self.clock.sleep_until(limit)).await;
+            let refreshed = race(connection.refresh_login(), self.clock.sleep_until(limit)).await;
+            // Whether a connection logs in at all is decided when it is made.
+            let auth_off = matches!(&refreshed, Either::First(Err(error)) if is_auth_off(error));
+            if auth_off || connection.is_anonymous() {
+                self.members[member].discard(purpose, &connection).await;
+            }
         }
     }
 
@@ -330,7 +335,11 @@ impl Core {
     }
 
     pub(crate) fn miss(&self, error: &etcd_client::Error) -> Miss {
-        let (class, text) = classify_error(error);
+        let (mut class, text) = classify_error(error);
+        // Authentication was turned on behind a connection that had needed no login.
+        if text.contains(NO_TOKEN) && self.config.dial.credentials.is_some() {
+            class = Class::StaleLogin;
+        }
         let answered =
             text.contains("etcdserver:") || matches!(class, Class::Refused(_) | Class::StaleLogin);
         Miss { class, text, answered }

@@ -38,14 +38,13 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
     let says = |part: &str| message.contains(part);
     match grpc_code {
         code::UNAUTHENTICATED => Class::StaleLogin,
-        _ if says("invalid auth token") || says("revision of auth store is old") => {
+        _ if says("invalid auth token")
+            || says("revision of auth store is old")
+            || says(AUTH_OFF) =>
+        {
             Class::StaleLogin
         }
-        code::INVALID_ARGUMENT
-            if says("authentication failed")
-                || says("user name is empty")
-                || says("authentication is not enabled") =>
-        {
+        code::INVALID_ARGUMENT if says("authentication failed") || says(NO_TOKEN) => {
             Class::Refused(ErrorKind::AuthenticationFailed)
         }
         code::PERMISSION_DENIED => Class::Refused(ErrorKind::PermissionDenied),
@@ -63,6 +62,16 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
         code::UNKNOWN if !says("etcdserver:") => Class::Unknown,
         _ => Class::Refused(ErrorKind::Rejected),
     }
+}
+
+/// etcd's answer to a request without a token once authentication is on.
+pub(crate) const NO_TOKEN: &str = "user name is empty";
+
+/// etcd's answer to a login while authentication is off.
+const AUTH_OFF: &str = "authentication is not enabled";
+
+pub(crate) fn is_auth_off(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status) if status.message().contains(AUTH_OFF))
 }
 
 /// Sorts a failure as etcd-client reports it, with its text.
@@ -123,6 +132,7 @@ mod tests {
             (16, "etcdserver: invalid auth token", Class::StaleLogin),
             (2, "etcdserver: invalid auth token", Class::StaleLogin),
             (3, "etcdserver: revision of auth store is old", Class::StaleLogin),
+            (9, "etcdserver: authentication is not enabled", Class::StaleLogin),
             (
                 3,
                 "etcdserver: authentication failed, invalid user ID or password",

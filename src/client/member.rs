@@ -12,6 +12,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, WatchClient};
 
 use super::builder::Credentials;
+use super::classify::is_auth_off;
 
 /// etcd refuses requests over 1.5 MiB, but a range over many keys may answer with much more.
 const LARGEST_ANSWER: usize = 256 * 1024 * 1024;
@@ -27,6 +28,8 @@ pub(crate) enum Purpose {
 /// One TCP connection (made when first used) and the clients on it.
 pub(crate) struct Connection {
     number: u64,
+    /// Made without a login, although there are credentials: etcd said that it wants none.
+    anonymous: bool,
     client: Client,
     kv: KvClient,
     lease: LeaseClient,
@@ -46,6 +49,11 @@ impl Connection {
         self.watch.clone()
     }
 
+    /// Whether this connection can only be logged in by making it anew.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.anonymous
+    }
+
     /// Logs in again; the new token serves every client on this connection.
     pub(crate) async fn refresh_login(&self) -> Result<(), etcd_client::Error> {
         self.client.refresh_token().await
@@ -63,7 +71,23 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    pub(super) fn options(&self, purpose: Purpose) -> ConnectOptions {
+    /// A client, and whether it had to do without the login it has credentials for: where
+    /// authentication is off, a login must not stand in the way of renewals.
+    pub(super) async fn connect(
+        &self,
+        urls: &[&str],
+        purpose: Purpose,
+    ) -> Result<(Client, bool), etcd_client::Error> {
+        match Client::connect(urls, Some(self.options(purpose, true))).await {
+            Err(error) if is_auth_off(&error) => {
+                let client = Client::connect(urls, Some(self.options(purpose, false))).await?;
+                Ok((client, true))
+            }
+            client => Ok((client?, false)),
+        }
+    }
+
+    fn options(&self, purpose: Purpose, login: bool) -> ConnectOptions {
         // `default()` and `new()` of these options differ in what an idle connection does, so
         // every option that matters is named. etcd kills a connection that pings while idle.
         let mut options = ConnectOptions::new()
@@ -74,7 +98,9 @@ impl Dial {
             // member that has lost its quorum, and move on.
             .with_require_leader(purpose != Purpose::Leases)
             .with_auto_token_refresh(true);
-        if let Some(Credentials { user, password }) = &self.credentials {
+        if let Some(Credentials { user, password }) = &self.credentials
+            && login
+        {
             options = options.with_user(user, password);
         }
         #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
@@ -112,8 +138,9 @@ impl Member {
         if let Some(connection) = &*slot {
             return Ok(connection.clone());
         }
-        let client = Client::connect([&self.url], Some(dial.options(purpose))).await?;
+        let (client, anonymous) = dial.connect(&[&self.url], purpose).await?;
         let connection = Arc::new(Connection {
+            anonymous,
             number: self.numbers.fetch_add(1, Ordering::Relaxed),
             kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
             lease: client.lease_client(),

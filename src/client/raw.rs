@@ -105,8 +105,8 @@ impl Core {
 
     async fn raw_client(&self) -> Result<etcd_client::Client> {
         let urls: Vec<&str> = self.members.iter().map(super::member::Member::url).collect();
-        let options = self.config.dial.options(Purpose::Leases);
-        etcd_client::Client::connect(urls, Some(options)).await.map_err(|error| {
+        let connected = self.config.dial.connect(&urls, Purpose::Leases).await;
+        connected.map(|(client, _)| client).map_err(|error| {
             let miss = self.miss(&error);
             let kind = miss.kind().unwrap_or(ErrorKind::Unreachable);
             Error::new(kind, format!("with_raw: {}", miss.text))
