@@ -37,6 +37,9 @@ pub(crate) trait Lessee: Send + Sync + 'static {
     /// A renewal sent at `sent` counted.
     fn counted(&self, sent: Instant);
 
+    /// etcd refuses the login, or the proof; until a renewal counts again.
+    fn refused(&self) {}
+
     fn suspended(&self);
 
     fn reconnected(&self);
@@ -196,6 +199,7 @@ impl<L: Lessee> Keeper<L> {
                     Some(ErrorKind::WrongCluster) => self.ended = Some(Ended::WrongCluster),
                     Some(ErrorKind::PermissionDenied | ErrorKind::AuthenticationFailed) => {
                         self.refused = true;
+                        self.lessee.refused();
                     }
                     _ => {}
                 }
