@@ -16,7 +16,7 @@ use crate::client::call::Kind;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
-use crate::recipe::Signal;
+use crate::recipe::{RecipeCore, Signal};
 use crate::watch::{Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
 
 /// Not handed out yet; a loss now is nobody's loss.
@@ -84,6 +84,11 @@ impl Hold {
         }
         contender.core.own_keys.add(&hold);
         contender.remember_hold(&hold);
+        if contender.recipe.closed().is_cancelled() {
+            // The close may have looked for holds before this one was there to be found.
+            hold.release_in_background();
+            return None;
+        }
         Some(hold)
     }
 
@@ -379,6 +384,10 @@ impl Tenant for Hold {
         if !self.is_ours(found.map(|kv| (kv.create_revision(), kv.mod_revision()))) {
             self.lose_key(LossReason::KeyDeleted);
         }
+    }
+
+    fn recipe(&self) -> &Arc<RecipeCore> {
+        &self.contender.recipe
     }
 }
 
