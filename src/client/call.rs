@@ -197,7 +197,7 @@ impl Core {
     }
 
     /// One attempt through one member, with its own limit.
-    pub(crate) async fn attempt<R, F, Fut>(
+    async fn attempt<R, F, Fut>(
         &self,
         member: usize,
         purpose: Purpose,
@@ -210,6 +210,23 @@ impl Core {
         Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
     {
         let connection = self.connection(member, purpose, limit).await?;
+        self.attempt_on(&connection, member, purpose, limit, request).await
+    }
+
+    /// One attempt on a connection that is there already.
+    pub(crate) async fn attempt_on<R, F, Fut>(
+        &self,
+        connection: &Arc<Connection>,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        request: &F,
+    ) -> std::result::Result<Answer<R>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
         let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
         match outcome {
             Either::First(Ok(reply)) => {
@@ -220,7 +237,7 @@ impl Core {
             Either::First(Err(error)) => {
                 let miss = self.miss(&error);
                 if !miss.answered {
-                    self.distrust(member, purpose, &connection).await;
+                    self.distrust(member, purpose, connection).await;
                 } else if matches!(miss.class, Class::NotSent | Class::Unknown) {
                     // It answers, but cannot serve: no leader, or none that it reaches.
                     self.endpoints.lock().report_bad(member, self.clock.now());
@@ -228,7 +245,7 @@ impl Core {
                 Err(miss)
             }
             Either::Second(()) => {
-                self.distrust(member, purpose, &connection).await;
+                self.distrust(member, purpose, connection).await;
                 Err(Miss {
                     class: Class::Unknown,
                     text: format!("no answer in time from {}", self.members[member].url()),

@@ -62,8 +62,7 @@ struct Stream {
     member: usize,
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    /// Keeps the connection's other clients alive with the stream.
-    _connection: Arc<Connection>,
+    connection: Arc<Connection>,
 }
 
 enum Report {
@@ -227,10 +226,11 @@ impl<L: Lessee> Keeper<L> {
         self.tasks.insert(attempt, task.abort_handle());
     }
 
-    /// A linearizable read through the member that answered, on the same connection.
+    /// A linearizable read through the member that answered, on the same connection: others may
+    /// have been given up meanwhile, and a new one costs a round trip or more.
     fn prove(&mut self, attempt: AttemptId) {
-        let stream = self.answered.get(&attempt).or(self.kept.as_ref());
-        let member = stream.map_or(self.last_member, |stream| stream.member);
+        let Some(stream) = self.answered.get(&attempt).or(self.kept.as_ref()) else { return };
+        let (member, connection) = (stream.member, stream.connection.clone());
         let Some(key) = self.lessee.probe() else { return };
         let (core, lessee, reports) =
             (self.core.clone(), self.lessee.clone(), self.reports.clone());
@@ -240,7 +240,8 @@ impl<L: Lessee> Keeper<L> {
                 let key = key.clone();
                 async move { connection.kv().get(key, None).await }
             };
-            let report = match core.attempt(member, Purpose::Leases, limit, &read).await {
+            let read = core.attempt_on(&connection, member, Purpose::Leases, limit, &read);
+            let report = match read.await {
                 Ok(answer) => {
                     lessee.probed(&key, answer.reply.kvs().first());
                     Report::Proved { attempt, term: answer.term }
@@ -316,7 +317,7 @@ async fn open(
         race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
         Either::First(Ok((keeper, answers))) => {
-            Ok(Some(Box::new(Stream { member, keeper, answers, _connection: connection })))
+            Ok(Some(Box::new(Stream { member, keeper, answers, connection })))
         }
         Either::First(Err(error)) => {
             let miss = core.miss(&error);

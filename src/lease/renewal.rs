@@ -79,7 +79,9 @@ enum Stage {
 #[derive(Debug)]
 struct Flying {
     id: AttemptId,
-    started: Instant,
+    /// When what it waits for now was asked: each question has the attempt's limit to itself. A
+    /// slow network must not have every attempt given up just before its last answer.
+    since: Instant,
     stage: Stage,
 }
 
@@ -125,7 +127,7 @@ impl Renewal {
 
     /// The next instant at which a tick changes something.
     pub(crate) fn next_wake(&self) -> Instant {
-        let overdue = self.flying.iter().map(|one| one.started + self.timing.attempt_limit);
+        let overdue = self.flying.iter().map(|one| one.since + self.timing.attempt_limit);
         let suspend = (!self.suspended).then(|| self.suspend_at());
         overdue
             .chain(suspend)
@@ -184,14 +186,14 @@ impl Renewal {
             return;
         }
         if ttl.is_zero() {
-            self.set_stage(attempt, Stage::Confirming);
+            self.set_stage(now, attempt, Stage::Confirming);
             actions.push(Action::ConfirmGone { attempt });
         } else if term < highest {
             self.drop_attempt(now, attempt, actions);
         } else {
             match self.proof {
                 Proof::Required => {
-                    self.set_stage(attempt, Stage::Proving { sent, ttl, term });
+                    self.set_stage(now, attempt, Stage::Proving { sent, ttl, term });
                     actions.push(Action::Prove { attempt });
                 }
                 Proof::Advisory => {
@@ -249,7 +251,7 @@ impl Renewal {
     fn pass_time(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let limit = self.timing.attempt_limit;
         self.flying.retain(|one| {
-            let overdue = now >= one.started + limit;
+            let overdue = now >= one.since + limit;
             if overdue {
                 actions.push(Action::Abort { attempt: one.id });
             }
@@ -260,7 +262,7 @@ impl Renewal {
             self.next_id += 1;
             actions.push(Action::Begin { attempt, fresh: self.begun > 0 });
             self.begun += 1;
-            self.flying.push(Flying { id: attempt, started: now, stage: Stage::Renewing });
+            self.flying.push(Flying { id: attempt, since: now, stage: Stage::Renewing });
             self.next_start = now + self.timing.hedge_delay;
         }
         if !self.suspended && now >= self.suspend_at() {
@@ -290,8 +292,9 @@ impl Renewal {
         self.flying.iter().find(|one| one.id == attempt).map(|one| one.stage)
     }
 
-    fn set_stage(&mut self, attempt: AttemptId, stage: Stage) {
+    fn set_stage(&mut self, now: Instant, attempt: AttemptId, stage: Stage) {
         if let Some(one) = self.flying.iter_mut().find(|one| one.id == attempt) {
+            one.since = now;
             one.stage = stage;
         }
     }
