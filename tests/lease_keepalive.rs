@@ -97,6 +97,7 @@ fn the_deadline_counts_from_the_send() {
     let (begun, mut moves, mut last) = (boot_nanos(), 0, counted_to);
     while boot_nanos() < begun + nanos(ttl * 2) {
         let counted_to = deadline(&guard.hold());
+        assert!(guard.is_held(), "every question was answered in 170 ms");
         if counted_to > last + nanos(ms(20)) {
             (moves, last) = (moves + 1, counted_to);
             // The answer took its 150 ms, and the read in proof of it as long again.

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -151,20 +151,28 @@ fn name_of(event: &LeaseEvent) -> &'static str {
 
 /// The renewals of a lease that a recording proxy saw, by when they reached it.
 ///
-/// A renewal is known by its size, and its connection by beginning with one.
+/// A renewal is known by its size. A revocation has the same, but it stands alone on its stream
+/// and comes on another connection: one that carries no stream of renewals nor begins with one.
 pub fn renewals(proxy: &FaultProxy, lease: i64) -> Vec<Frame> {
     let varint = (64 - lease.leading_zeros()).div_ceil(7);
     let size = 5 + 1 + varint;
-    let mut first: BTreeMap<u64, u32> = BTreeMap::new();
+    let (mut begun, mut renewing) = (BTreeSet::new(), BTreeSet::new());
+    let mut streams = BTreeSet::new();
     let mut sent = Vec::new();
     for frame in proxy.frame_log() {
-        if frame.direction == Direction::Up && frame.kind == FrameKind::Data {
-            let begins_with = *first.entry(frame.connection).or_insert(frame.len);
-            if begins_with == size && frame.len == size {
-                sent.push(frame);
+        if frame.direction != Direction::Up || frame.kind != FrameKind::Data {
+            continue;
+        }
+        let first = begun.insert(frame.connection);
+        if frame.len == size {
+            let again = !streams.insert((frame.connection, frame.stream));
+            if first || again {
+                renewing.insert(frame.connection);
             }
+            sent.push(frame);
         }
     }
+    sent.retain(|frame| renewing.contains(&frame.connection));
     sent
 }
 
