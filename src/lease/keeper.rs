@@ -215,7 +215,7 @@ impl<L: Lessee> Keeper<L> {
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
             if let Some(suspect) = suspect {
-                core.drop_connection(suspect, Purpose::Leases).await;
+                core.drop_connection(suspect, Purpose::Leases);
             }
             let report = match renew(&core, lease, member, kept, limit).await {
                 Ok((stream, sent, ttl, term)) => Report::Acked { attempt, stream, sent, ttl, term },
@@ -325,12 +325,12 @@ async fn open(
                 return Ok(None);
             }
             if !miss.answered {
-                core.distrust(member, Purpose::Leases, &connection).await;
+                core.distrust(member, Purpose::Leases, &connection);
             }
             Err(miss.kind())
         }
         Either::Second(()) => {
-            core.distrust(member, Purpose::Leases, &connection).await;
+            core.distrust(member, Purpose::Leases, &connection);
             Err(None)
         }
     }
