@@ -8,7 +8,7 @@ mod faults;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use etcd_recipes::testing::{Mode, eventually};
+use etcd_recipes::testing::{EtcdCluster, Mode, eventually};
 use etcd_recipes::{
     Client, Loss, OwnedMutexGuard, Recipe, ResilienceConfig, Subscription, WatchResilience,
 };
@@ -133,6 +133,27 @@ fn a_frozen_leader_behind_a_follower_costs_no_lease() {
     proxied.cluster.member(2).thaw().unwrap();
     kept.watch_for(TTL);
     kept.check(&proxied, 2);
+    assert!(kept.guard.unlock());
+}
+
+/// LEASE-04 with a login: every new connection has to log in first, which needs a leader, so an
+/// attempt that hangs in its login must not hold up the next.
+#[test]
+fn a_frozen_leader_costs_no_lease_with_logins() {
+    let (user, password) = ("root", "secret");
+    let cluster = EtcdCluster::builder(3).auth(user, password).start().unwrap();
+    let proxied = Proxied::before(cluster);
+    proxied.cluster.move_leader(0).unwrap();
+    let client =
+        Client::builder().endpoints(proxied.endpoints()).user(user, password).connect().unwrap();
+    let kept = Kept::new(&client);
+    wait_renewal_due(&kept.guard.hold(), TTL);
+    proxied.cluster.member(0).freeze().unwrap();
+    kept.watch_for(period());
+    kept.check(&proxied, 0);
+    proxied.cluster.member(0).thaw().unwrap();
+    kept.watch_for(TTL);
+    kept.check(&proxied, 0);
     assert!(kept.guard.unlock());
 }
 

@@ -184,7 +184,10 @@ pub struct Proxied {
 
 impl Proxied {
     pub fn start() -> Proxied {
-        let cluster = EtcdCluster::start(3).unwrap();
+        Proxied::before(EtcdCluster::start(3).unwrap())
+    }
+
+    pub fn before(cluster: EtcdCluster) -> Proxied {
         let proxies: Vec<_> =
             cluster.endpoints().iter().map(|url| FaultProxy::start(url).unwrap()).collect();
         Proxied { cluster, proxies }
