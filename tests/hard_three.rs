@@ -112,7 +112,8 @@ fn an_enqueue_applied_after_its_caller_gave_up_blocks_nobody() {
 
     let lease = lease_of(&held.lock_key());
     assert!(held.unlock());
-    eventually(LIMIT, "the lease of an unanswered request goes with its last hold", || {
+    // Long before it would expire by itself.
+    eventually(SLACK * 2, "the lease of an unanswered request goes with its last hold", || {
         let leases = leader.ctl(["lease", "list"]).unwrap();
         !leases.contains(&format!("{lease:x}"))
     });
@@ -121,7 +122,7 @@ fn an_enqueue_applied_after_its_caller_gave_up_blocks_nobody() {
 /// The same without another hold: the end of the lease forbids the enqueue.
 #[test]
 fn an_enqueue_that_is_too_late_finds_its_lease_gone() {
-    let ttl = Duration::from_secs(5);
+    let ttl = Duration::from_secs(10);
     let proxied = Proxied::start();
     proxied.cluster.move_leader(1).unwrap();
     let (follower, leader) = (proxied.cluster.member(0), proxied.cluster.member(1));
@@ -142,7 +143,7 @@ fn an_enqueue_that_is_too_late_finds_its_lease_gone() {
     eventually(LIMIT, "the request is under way", || proxy.bytes_up() > before + 100);
     proxy.set(Mode::BlackholeUp);
     assert!(caller.join().unwrap().unwrap_err().is_unreachable());
-    eventually(ttl + SLACK, "the lease is revoked through another member", || {
+    eventually(SLACK * 2, "the lease is revoked through another member", || {
         let leases = leader.ctl(["lease", "list"]).unwrap();
         !leases.contains(&format!("{lease:x}"))
     });
@@ -274,18 +275,27 @@ fn a_leader_that_is_cut_off_renews_nothing() {
 /// answer moves nothing, and what was lost stays lost.
 #[test]
 fn answers_that_waited_out_a_freeze_revive_nothing() {
+    let test = "answers_that_waited_out_a_freeze_revive_nothing";
+    wake_with_answers(test, Duration::ZERO);
+}
+
+/// The same where nobody asks until every answer has been taken up.
+#[test]
+fn answers_that_waited_out_a_freeze_count_for_nothing_unasked() {
+    let test = "answers_that_waited_out_a_freeze_count_for_nothing_unasked";
+    wake_with_answers(test, ms(300));
+}
+
+fn wake_with_answers(test: &str, patience: Duration) {
     if let Some(role) = role() {
-        return ask_without_end(&role);
+        return ask_without_end(&role, patience);
     }
     let ttl = ttl();
     let etcd = EtcdServer::start().unwrap();
     let proxy = FaultProxy::start(etcd.endpoint()).unwrap();
     proxy.record(true);
     let seconds = ttl.as_secs().to_string();
-    let twin = Twin::start(
-        "answers_that_waited_out_a_freeze_revive_nothing",
-        &[&proxy.endpoint(), &seconds],
-    );
+    let twin = Twin::start(test, &[&proxy.endpoint(), &seconds]);
     let key = twin.wait_said("key");
     let lease = lease_of(&key);
     eventually(LIMIT, "renewals are seen", || renewals(&proxy, lease).len() >= 3);
@@ -304,15 +314,17 @@ fn answers_that_waited_out_a_freeze_revive_nothing() {
         etcd.ctl(["lease", "keep-alive", "--once", &format!("{lease:x}")]).unwrap();
         thread::sleep(ms(100));
     }
+    assert_eq!(lease_on(&etcd, &key), Some(lease), "etcd counted no expiry");
     twin.thaw();
     assert_eq!(twin.wait_said("woke"), "false", "held on waking up");
-    assert_eq!(twin.wait_said("changes"), "1 0", "the answer changed, and how often back");
+    assert_eq!(twin.wait_said("changes"), "1 0", "how often it was lost, and came back");
     // It stays lost although the lease was alive, and its key is taken away.
     eventually(SLACK, "the key is removed", || lease_on(&etcd, &key).is_none());
 }
 
-/// The twin: asks whether it holds, as often as it can, and counts how the answer changes.
-fn ask_without_end(role: &[String]) {
+/// The twin: asks whether it holds, as often as it can, and counts how the answer changes. After
+/// waking up it waits with its next question.
+fn ask_without_end(role: &[String], patience: Duration) {
     let ttl = Duration::from_secs(role[1].parse().unwrap());
     let client = Client::connect([&role[0]]).unwrap();
     let mutex = mutex(&client, "/locks/asked", ttl);
@@ -322,9 +334,15 @@ fn ask_without_end(role: &[String]) {
     let (mut lost, mut back) = (0, 0);
     let mut end = u64::MAX;
     while before < end {
-        let held = guard.is_held();
+        // A short nap, so that it is here that a freeze most likely falls.
+        thread::sleep(ms(1));
         let now = boot_nanos();
-        if now - before > nanos(ttl) {
+        let woke = now - before > nanos(ttl);
+        if woke {
+            thread::sleep(patience);
+        }
+        let held = guard.is_held();
+        if woke {
             println!("woke={held}");
             end = now + nanos(ttl + SLACK);
         }
@@ -334,7 +352,6 @@ fn ask_without_end(role: &[String]) {
             _ => {}
         }
         (last, before) = (held, now);
-        thread::yield_now();
     }
     assert!(guard.remaining().is_zero());
     println!("changes={lost} {back}");
