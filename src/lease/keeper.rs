@@ -304,6 +304,11 @@ async fn renew(
     }
 }
 
+/// A connection is made within half of an attempt, but is given this much. It begins with a login
+/// where there is one, and a login that was forwarded to a leader that has failed is lost: one
+/// begun after the election must not stand in line behind it.
+const LEAST_DIAL: Duration = Duration::from_millis(500);
+
 /// Opens a stream; `None` says that the member knows no such lease.
 async fn open(
     core: &Core,
@@ -311,8 +316,10 @@ async fn open(
     member: usize,
     limit: Instant,
 ) -> Result<Option<Box<Stream>>, Option<ErrorKind>> {
+    let now = core.clock.now();
+    let dialled_by = limit.min(now + (limit.saturating_since(now) / 2).max(LEAST_DIAL));
     let connection =
-        core.connection(member, Purpose::Leases, limit).await.map_err(|miss| miss.kind())?;
+        core.connection(member, Purpose::Leases, dialled_by).await.map_err(|miss| miss.kind())?;
     let opened =
         race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
