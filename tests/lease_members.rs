@@ -35,20 +35,18 @@ impl Kept {
         Kept { guard, losses, registered, leases }
     }
 
-    /// Looks on for a while: nothing is lost, not even for a moment.
-    #[track_caller]
-    fn watch_for(&self, time: Duration) {
+    /// Looks on for a while: nothing is lost, not even for a moment. Says what was, if it was.
+    fn look_for(&self, time: Duration) -> Result<(), String> {
         let begun = Instant::now();
         while begun.elapsed() < time {
-            assert!(
-                self.guard.is_held(),
-                "lost after {:?}: {:?}",
-                begun.elapsed(),
-                self.guard.loss()
-            );
-            self.registered.assert_never_expired();
+            let story = self.registered.story();
+            if !self.guard.is_held() || story.contains(&"Expired") {
+                let loss = self.guard.loss();
+                return Err(format!("after {:?}: {loss:?}, {story:?}", begun.elapsed()));
+            }
             thread::sleep(ms(10));
         }
+        Ok(())
     }
 
     /// Still the same leases, here and in etcd.
@@ -80,7 +78,7 @@ fn an_unplugged_member_costs_no_lease() {
         unplugged.push(carrier);
         wait_renewal_due(&kept.guard.hold(), TTL);
         proxied.proxies[carrier].set(Mode::Blackhole);
-        kept.watch_for(period());
+        kept.look_for(period()).unwrap();
         kept.check(&proxied, carrier);
         proxied.proxies[carrier].set(Mode::Pass);
     }
@@ -89,51 +87,80 @@ fn an_unplugged_member_costs_no_lease() {
     assert!(kept.guard.unlock());
 }
 
-fn a_frozen_member_costs_no_lease(leader: bool) {
+/// LEASE-04, a follower frozen just before a renewal through it is due.
+#[test]
+fn a_frozen_follower_costs_no_lease() {
     let proxied = Proxied::start();
-    // The renewals begin at member 0, which is to be the one that fails.
-    proxied.cluster.move_leader(if leader { 0 } else { 1 }).unwrap();
+    proxied.cluster.move_leader(1).unwrap();
     let client = proxied.client(0);
     let kept = Kept::new(&client);
     assert_eq!(proxied.carrier(TTL / 2), 0);
     // Just after a renewal would hide the gap.
     wait_renewal_due(&kept.guard.hold(), TTL);
     proxied.cluster.member(0).freeze().unwrap();
-    kept.watch_for(period());
+    kept.look_for(period()).unwrap();
     kept.check(&proxied, 0);
     proxied.cluster.member(0).thaw().unwrap();
-    kept.watch_for(TTL);
+    kept.look_for(TTL).unwrap();
     kept.check(&proxied, 0);
     assert!(kept.guard.unlock());
 }
 
-/// LEASE-04, a follower frozen just before a renewal through it is due.
-#[test]
-fn a_frozen_follower_costs_no_lease() {
-    a_frozen_member_costs_no_lease(false);
+/// What an election takes at most where no vote is split and the machine keeps up: a TTL of 5 s
+/// has no room for more.
+const ELECTION: Duration = ms(2_200);
+
+/// The leader is frozen just before a renewal is due, and another is elected.
+///
+/// It stays frozen: etcd before 3.4.31 and 3.5.13, once thawed, may revoke leases that were
+/// renewed at its successor, and no client can help that.
+#[track_caller]
+fn a_frozen_leader_costs_nothing(leader: usize, start: impl Fn() -> (Proxied, Client)) {
+    for _ in 0..4 {
+        let (proxied, client) = start();
+        proxied.cluster.move_leader(leader).unwrap();
+        let kept = Kept::new(&client);
+        wait_renewal_due(&kept.guard.hold(), TTL);
+        proxied.cluster.member(leader).freeze().unwrap();
+        let frozen = Instant::now();
+        let (outcome, election) = thread::scope(|scope| {
+            let election = scope.spawn(|| {
+                let leads = |i: usize| i != leader && proxied.cluster.claims_to_lead(i);
+                eventually(LIMIT, "an election", || (0..3).any(leads));
+                frozen.elapsed()
+            });
+            (kept.look_for(period()), election.join().unwrap())
+        });
+        if outcome.is_err() && election > ELECTION {
+            println!("once more, this election took {election:?}");
+            continue;
+        }
+        outcome.unwrap();
+        kept.check(&proxied, leader);
+        assert!(kept.guard.unlock());
+        return;
+    }
+    panic!("no election within {ELECTION:?}");
 }
 
-/// LEASE-04, the leader frozen just before a renewal through it is due.
+/// LEASE-04, the leader frozen while it carries the renewals.
 #[test]
 fn a_frozen_leader_costs_no_lease() {
-    a_frozen_member_costs_no_lease(true);
+    a_frozen_leader_costs_nothing(0, || {
+        let proxied = Proxied::start();
+        let client = proxied.client(0);
+        (proxied, client)
+    });
 }
 
 /// LEASE-04, the leader frozen while the renewals go through a follower, which forwards to it.
 #[test]
 fn a_frozen_leader_behind_a_follower_costs_no_lease() {
-    let proxied = Proxied::start();
-    proxied.cluster.move_leader(2).unwrap();
-    let client = proxied.client(0);
-    let kept = Kept::new(&client);
-    wait_renewal_due(&kept.guard.hold(), TTL);
-    proxied.cluster.member(2).freeze().unwrap();
-    kept.watch_for(period());
-    kept.check(&proxied, 2);
-    proxied.cluster.member(2).thaw().unwrap();
-    kept.watch_for(TTL);
-    kept.check(&proxied, 2);
-    assert!(kept.guard.unlock());
+    a_frozen_leader_costs_nothing(2, || {
+        let proxied = Proxied::start();
+        let client = proxied.client(0);
+        (proxied, client)
+    });
 }
 
 /// LEASE-04 with a login: every new connection has to log in first, which needs a leader, so an
@@ -141,20 +168,13 @@ fn a_frozen_leader_behind_a_follower_costs_no_lease() {
 #[test]
 fn a_frozen_leader_costs_no_lease_with_logins() {
     let (user, password) = ("root", "secret");
-    let cluster = EtcdCluster::builder(3).auth(user, password).start().unwrap();
-    let proxied = Proxied::before(cluster);
-    proxied.cluster.move_leader(0).unwrap();
-    let client =
-        Client::builder().endpoints(proxied.endpoints()).user(user, password).connect().unwrap();
-    let kept = Kept::new(&client);
-    wait_renewal_due(&kept.guard.hold(), TTL);
-    proxied.cluster.member(0).freeze().unwrap();
-    kept.watch_for(period());
-    kept.check(&proxied, 0);
-    proxied.cluster.member(0).thaw().unwrap();
-    kept.watch_for(TTL);
-    kept.check(&proxied, 0);
-    assert!(kept.guard.unlock());
+    a_frozen_leader_costs_nothing(0, || {
+        let cluster = EtcdCluster::builder(3).auth(user, password).start().unwrap();
+        let proxied = Proxied::before(cluster);
+        let client = Client::builder().endpoints(proxied.endpoints()).user(user, password);
+        let client = client.connect().unwrap();
+        (proxied, client)
+    });
 }
 
 /// Callers with less time than a request may take get past a frozen member all the same: what the
