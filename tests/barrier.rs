@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::Scope;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use etcd_recipes::testing::{Direction, EtcdServer, FaultProxy, Mode, boot_nanos, eventually};
@@ -14,6 +14,7 @@ use etcd_recipes::{
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
+const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(2);
 const PATH: &str = "/barriers/migration";
 
@@ -49,15 +50,26 @@ fn watchers(etcd: &EtcdServer) -> usize {
     etcd.metric("etcd_debugging_mvcc_watcher_total", &[]).unwrap() as usize
 }
 
-/// Starts a waiter and returns once it is watching.
+/// Starts the only waiter and returns once it is watching.
 fn parked<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     etcd: &EtcdServer,
     wait: impl FnOnce() -> T + Send + 'scope,
-) -> std::thread::ScopedJoinHandle<'scope, T> {
-    let before = watchers(etcd);
+) -> ScopedJoinHandle<'scope, T> {
+    parked_beside(0, scope, etcd, wait)
+}
+
+/// As [`parked`], with so many that wait already. Watches of earlier waiters may be on their way
+/// out.
+fn parked_beside<'scope, T: Send + 'scope>(
+    others: usize,
+    scope: &'scope Scope<'scope, '_>,
+    etcd: &EtcdServer,
+    wait: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    eventually(LIMIT, "only the others watch", || watchers(etcd) == others);
     let waiter = scope.spawn(wait);
-    eventually(LIMIT, "the waiter watches", || watchers(etcd) > before);
+    eventually(LIMIT, "the waiter watches", || watchers(etcd) > others);
     waiter
 }
 
@@ -315,23 +327,24 @@ fn what_happens_between_the_read_and_the_watch_is_seen() {
     let proxy = FaultProxy::start(etcd.endpoint()).unwrap();
     let client = connect(&etcd.endpoint());
     let gate = barrier(&client);
+    let delay = Duration::from_millis(150);
     let cases = [(0, false), (100, false), (0, true), (100, true)];
     let cases = cases.into_iter().flat_map(|(n, c)| [(n, c, true), (n, c, false)]);
     for (noise, compact, again) in cases {
         assert!(gate.set().unwrap());
-        // A client that has nothing else to say, so that the next answer is that of the read.
         let slow = connect(&proxy.endpoint());
         slow.wait_ready(LIMIT).unwrap();
         let waiter = barrier(&slow);
         let (deliveries, ready) = (proxy.deliveries(), boot_nanos());
-        proxy.set(Mode::Delay { up: Duration::from_millis(150), down: Duration::ZERO });
+        proxy.set(Mode::Delay { up: delay, down: Duration::ZERO });
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| waiter.wait_for(LIMIT));
-            // The read is answered, and the request for the watch is on its way.
+            // Any earlier answer is that of a request made before the delay. This one is the
+            // read's, and the request for the watch is on its way.
             loop {
                 let delivery = deliveries.recv_timeout(LIMIT).unwrap();
                 let answer = delivery.data && delivery.direction == Direction::Down;
-                if answer && delivery.at_nanos > ready {
+                if answer && delivery.at_nanos > ready + delay.as_nanos() as u64 {
                     break;
                 }
             }
@@ -403,7 +416,7 @@ fn a_wait_for_a_missing_barrier_waits_until_it_was_set_and_lifted() {
     let client = connect(&etcd.endpoint());
     let gate = barrier(&client);
     let waiter = Barrier::builder(&client, PATH).wait_on_missing(true).build().unwrap();
-    assert!(!waiter.wait_for(Duration::from_millis(50)).unwrap());
+    assert!(!waiter.wait_for(SECOND / 2).unwrap());
     std::thread::scope(|scope| {
         let waiting = parked(scope, &etcd, || waiter.wait());
         assert!(gate.set().unwrap());
@@ -419,11 +432,10 @@ fn waiters_are_interrupted_and_closed_promptly() {
     let client = connect(&etcd.endpoint());
     let (gate, waiter) = (barrier(&client), barrier(&client));
     assert!(gate.set().unwrap());
-    let promptly =
-        |waiting: std::thread::ScopedJoinHandle<'_, Result<()>>, kind, begun: Instant| {
-            assert_eq!(waiting.join().unwrap().unwrap_err().kind(), kind);
-            assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
-        };
+    let promptly = |waiting: ScopedJoinHandle<'_, Result<()>>, kind, begun: Instant| {
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind(), kind);
+        assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
+    };
     let token = CancelToken::new();
     std::thread::scope(|scope| {
         let waiting = parked(scope, &etcd, || token.scope(|| waiter.wait()));
@@ -468,7 +480,7 @@ fn a_silent_etcd_ends_every_call_in_time() {
     };
     std::thread::scope(|scope| {
         let waiting = parked(scope, &etcd, || gate.wait());
-        let limited = parked(scope, &etcd, || gate.wait_for(Duration::from_millis(1_000)));
+        let limited = parked_beside(1, scope, &etcd, || gate.wait_for(SECOND));
         etcd.freeze().unwrap();
         let begun = Instant::now();
         assert!(!limited.join().unwrap().unwrap(), "an answer had shown it set");
@@ -537,4 +549,33 @@ fn a_remove_without_an_answer_keeps_nothing_alive() {
 
 fn full() -> bool {
     std::env::var_os("ETCD_RECIPES_FULL").is_some_and(|value| value == "1")
+}
+
+#[test]
+fn a_delete_at_the_compacted_revision_is_seen_by_a_watch_that_resumes() {
+    let etcd = EtcdServer::start().unwrap();
+    let proxy = FaultProxy::start(etcd.endpoint()).unwrap();
+    let far = impatient(&proxy.endpoint(), LIMIT);
+    let client = connect(&etcd.endpoint());
+    let gate = barrier(&client);
+    let waiter = Barrier::builder(&far, PATH).wait_on_missing(true).build().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = parked(scope, &etcd, || waiter.wait_for(LIMIT));
+        let answers = proxy.deliveries();
+        assert!(gate.set().unwrap());
+        // The put is delivered: the watch goes on with the revision of the delete.
+        loop {
+            let delivery = answers.recv_timeout(LIMIT).unwrap();
+            if delivery.data && delivery.direction == Direction::Down {
+                break;
+            }
+        }
+        // Silence, since a reset could discard what was delivered and not yet read.
+        proxy.set(Mode::Blackhole);
+        eventually(LIMIT, "noticed", || waiter.connection_state() == ConnectionState::Suspended);
+        assert!(gate.remove().unwrap());
+        etcd.compact().unwrap();
+        proxy.set(Mode::Pass);
+        assert!(waiting.join().unwrap().unwrap());
+    });
 }

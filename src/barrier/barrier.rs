@@ -138,6 +138,9 @@ impl BarrierBuilder {
 
     /// Whether a wait for a barrier that is not set waits until it was set and lifted. Default:
     /// `false`; such a wait returns at once.
+    ///
+    /// A barrier that is set and lifted while this side is cut off counts, unless etcd has
+    /// compacted the two revisions away by the time it is back: then the next one is waited for.
     pub fn wait_on_missing(mut self, wait: bool) -> Self {
         self.wait_on_missing = wait;
         self
@@ -297,7 +300,7 @@ impl Barrier {
         }
         let line = Line::new(&core.clock);
         let range = Range::Key(self.keeping.key.clone());
-        let spec = Spec { range, from: revision.max(1), group: "barrier" };
+        let spec = Spec { range, from: revision + 1, group: "barrier" };
         let _watching = core.watches.watch(spec, line.clone());
         let mut suspended = false;
         while gate != Gate::Lifted {
@@ -390,7 +393,7 @@ impl Barrier {
 }
 
 /// How long a wait with a very short limit may take to ask once.
-const SHORTEST_READ: Duration = Duration::from_millis(100);
+const SHORTEST_READ: Duration = Duration::from_millis(200);
 
 /// What the watch's own timers may be late by.
 const NOTICE_SLACK: Duration = Duration::from_millis(500);

@@ -1,9 +1,7 @@
-//! The waiter's side of a barrier: one read, then a watch from the revision that was read.
+//! The waiter's side of a barrier: one read, then a watch from the revision after it.
 //!
-//! What happens between the read and the watch is in the watch. It does not start one revision
-//! later, since etcd accepts a watch from exactly the revision up to which it has compacted, and
-//! 3.4.23 then keeps quiet about a delete at that revision. The lift is decided by a pure machine
-//! from what was read and seen.
+//! What happens between the read and the watch is in the watch. The lift is decided by a pure
+//! machine from what was read and seen.
 
 use std::sync::Arc;
 
@@ -34,7 +32,7 @@ impl Gate {
     pub(super) fn event(self, event: &Event) -> Gate {
         match (self, event.kind) {
             (Gate::Lifted, _) | (Gate::Set(_), EventKind::Delete) => Gate::Lifted,
-            // The delete in between was compacted away.
+            // There was a delete in between, seen or not.
             (Gate::Set(before), EventKind::Put) if before != event.create_revision => Gate::Lifted,
             (Gate::NeverSet | Gate::Set(_), EventKind::Put) => Gate::Set(event.create_revision),
             (Gate::NeverSet, EventKind::Delete) => Gate::NeverSet,

@@ -64,6 +64,15 @@ impl Miss {
             Class::NotSent | Class::Unknown => None,
         }
     }
+
+    /// The same for a login: whatever became of it, the request it was for was not sent.
+    fn before_sending(self) -> Miss {
+        let class = match self.class {
+            Class::Unknown => Class::NotSent,
+            other => other,
+        };
+        Miss { class, ..self }
+    }
 }
 
 /// What every answer of etcd carries.
@@ -103,7 +112,7 @@ impl Core {
     {
         let started = self.clock.now();
         let mut misses: u32 = 0;
-        let mut logged_in_again = false;
+        let mut stale_logins = 0;
         let mut last = "no attempt was made".to_owned();
         loop {
             let now = self.clock.now();
@@ -118,13 +127,13 @@ impl Core {
             };
             match miss.class {
                 Class::Refused(kind) => return Err(self.refused(call, kind, &miss.text)),
-                Class::StaleLogin if logged_in_again => {
-                    return Err(self.refused(call, ErrorKind::AuthenticationFailed, &miss.text));
+                // Each attempt has logged in anew, so another change came in between.
+                Class::StaleLogin if stale_logins < STALE_LOGINS && self.has_user() => {
+                    stale_logins += 1;
+                    continue;
                 }
                 Class::StaleLogin => {
-                    logged_in_again = true;
-                    self.refresh_login(member, Purpose::Calls, limit).await;
-                    continue;
+                    return Err(self.refused(call, ErrorKind::AuthenticationFailed, &miss.text));
                 }
                 Class::Unknown if call.kind == Kind::Write => {
                     return Err(Error::new(
@@ -140,7 +149,10 @@ impl Core {
                 Class::NotSent | Class::Unknown => {}
             }
             misses += 1;
-            last = miss.text;
+            // An attempt that was cut short by the end of the call says less than one before it.
+            if misses == 1 || self.clock.now() < call.until {
+                last = miss.text;
+            }
             match self.pause_after(misses, started, miss.answered).await {
                 Some(pause) => {
                     let resume = (self.clock.now() + pause).min(call.until);
@@ -196,7 +208,9 @@ impl Core {
         }
     }
 
-    /// One attempt through one member, with its own limit.
+    /// One attempt through one member, with its own limit. If etcd says that the login is out of
+    /// date (the token expired, the member was restarted, users or roles were changed), it logs
+    /// in and asks once more.
     pub(crate) async fn attempt<R, F, Fut>(
         &self,
         member: usize,
@@ -213,13 +227,36 @@ impl Core {
         self.attempt_on(&connection, member, purpose, limit, request).await
     }
 
-    /// One attempt on a connection that is there already.
+    /// One attempt on a connection that is there already; a stale login is renewed once.
     pub(crate) async fn attempt_on<R, F, Fut>(
         &self,
         connection: &Arc<Connection>,
         member: usize,
         purpose: Purpose,
         limit: Instant,
+        request: &F,
+    ) -> std::result::Result<Answer<R>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
+        let login = connection.login();
+        match self.exchange(member, purpose, limit, connection, request).await {
+            Err(miss) if miss.class == Class::StaleLogin && connection.has_user() => {}
+            outcome => return outcome,
+        }
+        self.log_in(member, purpose, limit, connection, login).await?;
+        self.exchange(member, purpose, limit, connection, request).await
+    }
+
+    /// Sends one request on one connection and takes its answer.
+    async fn exchange<R, F, Fut>(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        connection: &Arc<Connection>,
         request: &F,
     ) -> std::result::Result<Answer<R>, Miss>
     where
@@ -266,16 +303,15 @@ impl Core {
         match race(connect, self.clock.sleep_until(limit)).await {
             Either::First(Ok(connection)) => Ok(connection),
             Either::First(Err(error)) => {
-                let miss = self.miss(&error);
+                let mut miss = self.miss(&error);
                 if !miss.answered {
                     self.endpoints.lock().report_bad(member, self.clock.now());
                 }
-                // Whatever happened to the login, the request itself was not sent.
-                let class = match miss.class {
-                    Class::Unknown => Class::NotSent,
-                    other => other,
-                };
-                Err(Miss { class, ..miss })
+                if miss.class == Class::Unknown && self.members[member].uses_tls() {
+                    // Its reason is often lost with the connection.
+                    miss.text.push_str(TURNED_AWAY);
+                }
+                Err(miss.before_sending())
             }
             Either::Second(()) => {
                 self.endpoints.lock().report_bad(member, self.clock.now());
@@ -299,11 +335,32 @@ impl Core {
         self.members[member].drop_connection(purpose).await;
     }
 
-    /// Fetches a new token on one connection; a failure shows at the next request.
-    pub(crate) async fn refresh_login(&self, member: usize, purpose: Purpose, limit: Instant) {
-        if let Ok(connection) = self.connection(member, purpose, limit).await {
-            let _ = race(connection.refresh_login(), self.clock.sleep_until(limit)).await;
+    /// Fetches a new token for one connection, unless it has one since the login `seen`.
+    pub(crate) async fn log_in(
+        &self,
+        member: usize,
+        purpose: Purpose,
+        limit: Instant,
+        connection: &Connection,
+        seen: u64,
+    ) -> std::result::Result<(), Miss> {
+        let miss = match race(connection.log_in(seen), self.clock.sleep_until(limit)).await {
+            Either::First(Ok(())) => return Ok(()),
+            Either::First(Err(error)) => self.miss(&error),
+            Either::Second(()) => Miss {
+                class: Class::Unknown,
+                text: format!("no login in time at {}", self.members[member].url()),
+                answered: false,
+            },
+        };
+        if !miss.answered {
+            self.distrust(member, purpose, connection).await;
         }
+        Err(miss.before_sending())
+    }
+
+    fn has_user(&self) -> bool {
+        self.config.dial.credentials.is_some()
     }
 
     /// Takes note of what a header says of the cluster, and returns its raft term.
@@ -349,6 +406,13 @@ impl Core {
         )
     }
 }
+
+/// What to think of a server that takes a TLS connection and closes it before its first answer.
+const TURNED_AWAY: &str = " (closed at once: the server may want another client certificate)";
+
+/// How often one call may find that its login went out of date between logging in and asking:
+/// every change of a user or a role does that.
+const STALE_LOGINS: u32 = 3;
 
 /// The pace at which an unreachable etcd is asked again once the policy has no more to say.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(250);

@@ -38,20 +38,22 @@ pub(crate) fn classify(grpc_code: i32, message: &str) -> Class {
     let says = |part: &str| message.contains(part);
     match grpc_code {
         code::UNAUTHENTICATED => Class::StaleLogin,
-        _ if says("invalid auth token") || says("revision of auth store is old") => {
+        _ if says("invalid auth token")
+            || says("revision of auth store is old")
+            || says("auth: revision in header is old") =>
+        {
             Class::StaleLogin
         }
-        code::INVALID_ARGUMENT
-            if says("authentication failed")
-                || says("user name is empty")
-                || says("authentication is not enabled") =>
-        {
+        // No token came with the request: it has none yet, or there is no user to log in as.
+        code::INVALID_ARGUMENT if says("user name is empty") => Class::StaleLogin,
+        code::INVALID_ARGUMENT if says("authentication failed") => {
             Class::Refused(ErrorKind::AuthenticationFailed)
         }
         code::PERMISSION_DENIED => Class::Refused(ErrorKind::PermissionDenied),
         code::NOT_FOUND if says("lease not found") => Class::Refused(ErrorKind::LeaseGone),
         code::OUT_OF_RANGE if says("compacted") => Class::Refused(ErrorKind::Compacted),
         code::UNAVAILABLE if says("tcp connect error") || says("dns error") => Class::NotSent,
+        code::UNAVAILABLE if says("invalid peer certificate") => Class::NotSent,
         code::UNAVAILABLE if says("etcdserver: no leader") => Class::NotSent,
         code::UNAVAILABLE if says("etcdserver: too many requests") => Class::NotSent,
         code::UNAVAILABLE | code::CANCELLED | code::DEADLINE_EXCEEDED => Class::Unknown,
@@ -100,6 +102,7 @@ mod tests {
         let rows: &[(i32, &str, Class)] = &[
             (14, "tcp connect error", Class::NotSent),
             (14, "etcdserver: no leader", Class::NotSent),
+            (14, "transport error: invalid peer certificate: UnknownIssuer", Class::NotSent),
             (14, "http2 error", Class::Unknown),
             (14, "etcdserver: request timed out", Class::Unknown),
             (
@@ -123,12 +126,14 @@ mod tests {
             (16, "etcdserver: invalid auth token", Class::StaleLogin),
             (2, "etcdserver: invalid auth token", Class::StaleLogin),
             (3, "etcdserver: revision of auth store is old", Class::StaleLogin),
+            // 3.5.1, of a write under a JWT.
+            (2, "auth: revision in header is old", Class::StaleLogin),
             (
                 3,
                 "etcdserver: authentication failed, invalid user ID or password",
                 Class::Refused(ErrorKind::AuthenticationFailed),
             ),
-            (3, "etcdserver: user name is empty", Class::Refused(ErrorKind::AuthenticationFailed)),
+            (3, "etcdserver: user name is empty", Class::StaleLogin),
             (7, "etcdserver: permission denied", Class::Refused(ErrorKind::PermissionDenied)),
             (3, "etcdserver: request is too large", Class::Refused(ErrorKind::Rejected)),
             (

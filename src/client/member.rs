@@ -28,6 +28,11 @@ pub(crate) enum Purpose {
 pub(crate) struct Connection {
     number: u64,
     client: Client,
+    credentials: Option<Credentials>,
+    /// How often it has logged in; locked while a login is under way.
+    logins: tokio::sync::Mutex<u64>,
+    /// The same, to be read at any time.
+    login: AtomicU64,
     kv: KvClient,
     lease: LeaseClient,
     watch: WatchClient,
@@ -46,9 +51,44 @@ impl Connection {
         self.watch.clone()
     }
 
-    /// Logs in again; the new token serves every client on this connection.
-    pub(crate) async fn refresh_login(&self) -> Result<(), etcd_client::Error> {
-        self.client.refresh_token().await
+    /// The login whose token goes with requests that are sent now.
+    pub(crate) fn login(&self) -> u64 {
+        self.login.load(Ordering::Acquire)
+    }
+
+    /// Whether there is a user to log in as.
+    pub(crate) fn has_user(&self) -> bool {
+        self.credentials.is_some()
+    }
+
+    /// Waits for a first answer. A server that refuses our certificate says so only after we
+    /// believe to be connected, and a write that was sent by then would seem to be under way.
+    async fn prove(&self) -> Result<(), etcd_client::Error> {
+        match self.client.clone().status().await {
+            Err(error) if !error.to_string().contains("etcdserver:") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Logs in, unless somebody has done so since `seen` was current: many requests may find one
+    /// token out of date, and each login costs etcd a password hash. The new token serves every
+    /// client on this connection.
+    pub(crate) async fn log_in(&self, seen: u64) -> Result<(), etcd_client::Error> {
+        let Some(Credentials { user, password }) = &self.credentials else { return Ok(()) };
+        let mut logins = self.logins.lock().await;
+        if *logins != seen {
+            return Ok(());
+        }
+        let user = Some((user.clone(), password.clone()));
+        match self.client.clone().update_user(user).await {
+            // A client may be given its user before authentication is switched on, as with Go's.
+            // Once it is off, etcd 3.4 refuses the tokens of before.
+            Err(error) if says_auth_is_off(&error) => self.client.clone().update_user(None).await?,
+            outcome => outcome?,
+        }
+        *logins += 1;
+        self.login.store(*logins, Ordering::Release);
+        Ok(())
     }
 }
 
@@ -66,23 +106,27 @@ impl Dial {
     pub(super) fn options(&self, purpose: Purpose) -> ConnectOptions {
         // `default()` and `new()` of these options differ in what an idle connection does, so
         // every option that matters is named. etcd kills a connection that pings while idle.
-        let mut options = ConnectOptions::new()
+        let options = ConnectOptions::new()
             .with_connect_timeout(self.connect_timeout)
             .with_keep_alive(self.ping_interval, self.ping_timeout)
             .with_keep_alive_while_idle(false)
             // A lease stream should outlive an election; everything else should fail fast on a
             // member that has lost its quorum, and move on.
-            .with_require_leader(purpose != Purpose::Leases)
-            .with_auto_token_refresh(true);
-        if let Some(Credentials { user, password }) = &self.credentials {
-            options = options.with_user(user, password);
-        }
+            .with_require_leader(purpose != Purpose::Leases);
+        // The user is not among them: we log in ourselves. etcd-client's own refresh knows one
+        // of etcd's refusals out of three, and when its login fails the error does not say that
+        // the request was not applied.
         #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
         if let Some(tls) = &self.tls {
-            options = options.with_tls(tls.for_etcd_client());
+            return options.with_tls(tls.for_etcd_client());
         }
         options
     }
+}
+
+fn says_auth_is_off(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status)
+        if status.message().contains("authentication is not enabled"))
 }
 
 /// The connections to one member.
@@ -101,8 +145,12 @@ impl Member {
         &self.url
     }
 
+    pub(crate) fn uses_tls(&self) -> bool {
+        self.url.starts_with("https:")
+    }
+
     /// The connection for `purpose`, made now if there is none. With a user this logs in, which
-    /// is a round trip; without one it touches no network.
+    /// is a round trip, and with TLS it is proved; else it touches no network.
     pub(crate) async fn connection(
         &self,
         purpose: Purpose,
@@ -115,11 +163,18 @@ impl Member {
         let client = Client::connect([&self.url], Some(dial.options(purpose))).await?;
         let connection = Arc::new(Connection {
             number: self.numbers.fetch_add(1, Ordering::Relaxed),
+            credentials: dial.credentials.clone(),
+            logins: tokio::sync::Mutex::new(0),
+            login: AtomicU64::new(0),
             kv: client.kv_client().max_decoding_message_size(LARGEST_ANSWER),
             lease: client.lease_client(),
             watch: client.watch_client().max_decoding_message_size(LARGEST_ANSWER),
             client,
         });
+        connection.log_in(0).await?;
+        if self.uses_tls() && !connection.has_user() {
+            connection.prove().await?;
+        }
         *slot = Some(connection.clone());
         Ok(connection)
     }

@@ -530,6 +530,8 @@ impl Lessee for Life {
 
     fn counted(&self, _sent: Instant) {}
 
+    fn refused(&self) {}
+
     fn suspended(&self) {
         self.suspended.store(true, Ordering::Release);
         let presence = &self.presence;

@@ -37,6 +37,10 @@ pub(crate) trait Lessee: Send + Sync + 'static {
     /// A renewal sent at `sent` counted.
     fn counted(&self, sent: Instant);
 
+    /// etcd refused to renew or to prove a renewal; if that lasts until the deadline, it is the
+    /// reason of the end.
+    fn refused(&self);
+
     fn suspended(&self);
 
     fn reconnected(&self);
@@ -84,6 +88,8 @@ struct Keeper<L> {
     /// The stream of the last attempt that counted.
     kept: Option<Box<Stream>>,
     last_member: usize,
+    /// The last attempt was refused, so its connection works.
+    last_answered: bool,
     refused: bool,
     ended: Option<Ended>,
     /// Each step of an attempt may take this long.
@@ -107,6 +113,7 @@ pub(crate) async fn keep<L: Lessee>(
         tasks: HashMap::new(),
         answered: HashMap::new(),
         kept: None,
+        last_answered: false,
         refused: false,
         ended: None,
         limit,
@@ -196,6 +203,9 @@ impl<L: Lessee> Keeper<L> {
                     Some(ErrorKind::WrongCluster) => self.ended = Some(Ended::WrongCluster),
                     Some(ErrorKind::PermissionDenied | ErrorKind::AuthenticationFailed) => {
                         self.refused = true;
+                        self.last_answered = true;
+                        self.lessee.refused();
+                        return Some(Event::Refused { attempt });
                     }
                     _ => {}
                 }
@@ -210,9 +220,14 @@ impl<L: Lessee> Keeper<L> {
             Some(stream) if !fresh => (stream.member, Some(stream), None),
             _ if !fresh => (self.core.pick_member(), None, None),
             // The previous attempt is unanswered: its connection may hang, so the next one gets
-            // a new connection, through the next member if there is one.
-            _ => (self.core.member_after(self.last_member), None, Some(self.last_member)),
+            // a new connection, through the next member if there is one. A refusal is an answer,
+            // and a new connection would be another login.
+            _ => {
+                let suspect = (!self.last_answered).then_some(self.last_member);
+                (self.core.member_after(self.last_member), None, suspect)
+            }
         };
+        self.last_answered = false;
         self.last_member = member;
         let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;

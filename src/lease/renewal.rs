@@ -48,6 +48,8 @@ pub(crate) enum Event {
     Gone { attempt: AttemptId },
     /// The attempt came to nothing: stream broken, read failed, question unanswered.
     Failed { attempt: AttemptId },
+    /// etcd refused the login, or what was asked for: soon again is no better.
+    Refused { attempt: AttemptId },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +173,13 @@ impl Renewal {
                 }
             }
             Event::Failed { attempt } => self.drop_attempt(now, attempt, &mut actions),
+            Event::Refused { attempt } => {
+                // The next start stands: a login costs etcd a password hash.
+                if self.stage(attempt).is_some() {
+                    self.flying.retain(|one| one.id != attempt);
+                    actions.push(Action::Abort { attempt });
+                }
+            }
         }
         self.pass_time(now, &mut actions);
         actions

@@ -311,3 +311,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_refusal_is_not_hurried_and_a_failure_is() {
+    for (refused, next) in [(true, timing().hedge_delay), (false, AFTER_FAILURE)] {
+        let mut renewal = exclusive();
+        let due = timing().renew_interval;
+        let first = begun(&renewal.step(at(0) + due, Event::Tick));
+        let event = match refused {
+            true => Event::Refused { attempt: first },
+            false => Event::Failed { attempt: first },
+        };
+        let actions = renewal.step(at(0) + due, event);
+        assert_eq!(actions, [Action::Abort { attempt: first }]);
+        assert_eq!(renewal.next_wake(), at(0) + due + next);
+    }
+}

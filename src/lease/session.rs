@@ -6,7 +6,7 @@
 //! one, because only the end of the lease proves that the attempt can no longer be applied.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -72,6 +72,8 @@ pub(crate) struct Session {
     timing: LeaseTiming,
     word: DeadlineWord,
     last_counted: AtomicU64,
+    /// Since then etcd has refused our login or our read of the key.
+    refused: AtomicBool,
     next_number: AtomicU64,
     stop: CancelToken,
     book: Mutex<Book>,
@@ -97,6 +99,7 @@ impl Session {
             timing,
             word: DeadlineWord::new(renewal.deadline()),
             last_counted: AtomicU64::new(granted.sent.as_nanos()),
+            refused: AtomicBool::new(false),
             next_number: AtomicU64::new(0),
             stop: CancelToken::new(),
             book: Mutex::new(Book {
@@ -141,7 +144,13 @@ impl Session {
             Life::Alive => true,
             Life::Lost => false,
             Life::JustLost => {
-                self.lost(LossReason::DeadlinePassed);
+                // Whoever asks may be quicker than the keeper, and is to hear the same reason.
+                let refused = self.refused.load(Ordering::Acquire);
+                self.lost(if refused {
+                    LossReason::AuthRevoked
+                } else {
+                    LossReason::DeadlinePassed
+                });
                 false
             }
         }
@@ -384,6 +393,11 @@ impl Lessee for Session {
 
     fn counted(&self, sent: Instant) {
         self.last_counted.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+        self.refused.store(false, Ordering::Release);
+    }
+
+    fn refused(&self) {
+        self.refused.store(true, Ordering::Release);
     }
 
     fn suspended(&self) {

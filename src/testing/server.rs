@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,36 @@ pub(super) struct Options {
     pub(super) credentials: Option<(String, String)>,
     pub(super) fast_ticks: bool,
     pub(super) dir: Option<PathBuf>,
+    pub(super) tls: Option<Pems>,
+}
+
+/// What TLS needs, each in PEM.
+#[derive(Clone)]
+pub(super) struct Pems {
+    ca: String,
+    certificate: String,
+    key: String,
+}
+
+impl fmt::Debug for Pems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pems(..)")
+    }
+}
+
+impl Pems {
+    /// The files that etcd and etcdctl read, in `dir`: authority, certificate, key.
+    fn paths(dir: &Path) -> [PathBuf; 3] {
+        ["ca.pem", "certificate.pem", "key.pem"].map(|name| dir.join(name))
+    }
+
+    fn write(&self, dir: &Path) -> Result<()> {
+        for (path, text) in Pems::paths(dir).iter().zip([&self.ca, &self.certificate, &self.key]) {
+            std::fs::write(path, text)
+                .map_err(|error| failed_by(format!("cannot write {}", path.display()), error))?;
+        }
+        Ok(())
+    }
 }
 
 /// Sets up an [`EtcdServer`].
@@ -82,6 +113,35 @@ impl ServerBuilder {
     /// system's directory for temporary files.
     pub fn data_dir_in(mut self, dir: impl Into<PathBuf>) -> ServerBuilder {
         self.options.dir = Some(dir.into());
+        self
+    }
+
+    /// Serves clients over TLS and asks each of them for a certificate of the same authority; all
+    /// three are in PEM. Default = plain text.
+    ///
+    /// The certificate is the server's, and etcdctl shows it too: it has to be good for
+    /// `127.0.0.1` and for both ends of a connection.
+    ///
+    /// # Example: a client that shows a certificate of its own
+    ///
+    /// ```no_run
+    /// use etcd_recipes::testing::EtcdServer;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pem = |name: &str| std::fs::read_to_string(format!("tests/{name}.pem"));
+    /// let server = EtcdServer::builder().tls(pem("ca")?, pem("server")?, pem("server-key")?).start()?;
+    /// assert!(server.endpoint().starts_with("https://"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tls(
+        mut self,
+        ca: impl Into<String>,
+        certificate: impl Into<String>,
+        key: impl Into<String>,
+    ) -> ServerBuilder {
+        let (ca, certificate, key) = (ca.into(), certificate.into(), key.into());
+        self.options.tls = Some(Pems { ca, certificate, key });
         self
     }
 
@@ -170,7 +230,9 @@ pub struct EtcdServer {
     place: Place,
     binary: PathBuf,
     ctl: PathBuf,
-    data: PathBuf,
+    dir: PathBuf,
+    /// Where health and metrics are served in plain text when clients are served over TLS.
+    plain: Option<Port>,
     token: Mutex<String>,
     process: Mutex<Process>,
 }
@@ -196,13 +258,21 @@ impl EtcdServer {
         let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
         let dir = parent.join(fresh_name("etcd-recipes"));
         let process = Process::new(&dir)?;
+        let plain = match &options.tls {
+            Some(pems) => {
+                pems.write(&dir)?;
+                Some(Port::claim()?)
+            }
+            None => None,
+        };
         Ok(EtcdServer {
             options: options.clone(),
             token: Mutex::new(place.token.clone()),
             place,
             binary,
             ctl,
-            data: dir.join("data"),
+            dir,
+            plain,
             process: Mutex::new(process),
         })
     }
@@ -213,7 +283,7 @@ impl EtcdServer {
         command
             .args(["--name", &self.place.name])
             .arg("--data-dir")
-            .arg(&self.data)
+            .arg(self.data())
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &self.place.peer.url()])
             .args(["--initial-advertise-peer-urls", &self.place.advertised_peer])
@@ -226,8 +296,18 @@ impl EtcdServer {
             // The cheapest password hash that etcd knows: tests need no better one.
             command.args(["--bcrypt-cost", "4"]);
         }
+        if let Some(plain) = &self.plain {
+            let [ca, certificate, key] = Pems::paths(&self.dir);
+            command.args(["--listen-metrics-urls", &plain.url(), "--client-cert-auth"]);
+            command.arg("--trusted-ca-file").arg(ca);
+            command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        }
         command.args(&self.options.args);
         command
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
     }
 
     /// Starts the process without waiting for it.
@@ -268,13 +348,16 @@ impl EtcdServer {
         self.plain_ctl(&["auth", "enable"]).map(drop)
     }
 
+    /// The port that serves health and metrics in plain text.
     fn port(&self) -> u16 {
-        self.place.client.number()
+        self.plain.as_ref().unwrap_or(&self.place.client).number()
     }
 
-    /// The URL for clients, `http://127.0.0.1:<port>`; the same for the server's whole life.
+    /// The URL for clients, `http://127.0.0.1:<port>`, or `https` with
+    /// [`tls`](ServerBuilder::tls); the same for the server's whole life.
     pub fn endpoint(&self) -> String {
-        self.place.client.url()
+        let url = self.place.client.url();
+        if self.options.tls.is_some() { url.replacen("http:", "https:", 1) } else { url }
     }
 
     /// The id of the running (or frozen) process, if there is one.
@@ -323,6 +406,10 @@ impl EtcdServer {
     fn ctl_to(&self, endpoint: &str) -> Command {
         let mut command = clean_command(&self.ctl, "ETCDCTL_");
         command.env("ETCDCTL_API", "3").args(["--endpoints", endpoint]).stdin(Stdio::null());
+        if self.options.tls.is_some() {
+            let [ca, certificate, key] = Pems::paths(&self.dir);
+            command.arg("--cacert").arg(ca).arg("--cert").arg(certificate).arg("--key").arg(key);
+        }
         command
     }
 
@@ -429,7 +516,7 @@ impl EtcdServer {
             return Err(failed("a member of a cluster must not be wiped: it would forget votes"));
         }
         self.kill()?;
-        match std::fs::remove_dir_all(&self.data) {
+        match std::fs::remove_dir_all(self.data()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed_by("cannot wipe the data", error));
             }

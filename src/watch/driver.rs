@@ -141,9 +141,15 @@ impl Group {
         }
     }
 
+    /// What to ask etcd for: one revision more than is wanted, which is dropped when it comes.
+    ///
+    /// etcd refuses a watch from below the revision it has compacted, but accepts one from exactly
+    /// there, and 3.4.23 then keeps quiet about a delete at that revision. So the first revision
+    /// wanted must not be the first one asked for.
     fn wanted(&self, watch: WatchKey) -> Option<Wanted> {
         let watch = self.watches.get(&watch)?;
-        Some(Wanted { range: watch.range.clone(), from: watch.resume.next() })
+        let from = (watch.resume.next() - 1).max(1);
+        Some(Wanted { range: watch.range.clone(), from })
     }
 
     /// Waits for `work`, obeying commands meanwhile; `None` once the group is over.
@@ -180,7 +186,14 @@ impl Group {
     async fn log_in(&mut self, member: usize) -> Option<()> {
         let core = self.core.clone();
         let limit = core.clock.now() + core.config.attempt_limit();
-        self.serve(async move { core.refresh_login(member, Purpose::Watches, limit).await }).await
+        self.serve(async move {
+            // A failure shows when the stream is opened anew.
+            if let Ok(connection) = core.connection(member, Purpose::Watches, limit).await {
+                let seen = connection.login();
+                let _ = core.log_in(member, Purpose::Watches, limit, &connection, seen).await;
+            }
+        })
+        .await
     }
 
     /// Waits before the next attempt. `Some(false)` says that the policy allows none.

@@ -125,7 +125,9 @@ impl Multiplex {
         let place = self.asked.iter().position(|(asked, _)| *asked == id).unwrap_or(0);
         let (_, asker) = self.asked.remove(place)?;
         if canceled {
-            return asker;
+            // A probe refused under its own id is one whose login is out of date. etcd 3.5.1 then
+            // keeps the watch of that id and never delivers to it again (3.4.23 answers with -1).
+            return asker.or_else(|| self.bound.remove(&id));
         }
         match asker {
             Some(watch) => {
@@ -187,6 +189,18 @@ mod tests {
         assert_eq!(ids.answered(3, false, false), None, "events under way are nobody's");
         assert_eq!(sent_all(&mut ids), [Request::Cancel { id: 3 }]);
         assert_eq!(ids.answered(3, false, true), None);
+    }
+
+    #[test]
+    fn a_probe_refused_under_its_own_id_ends_the_watch() {
+        let mut ids = Multiplex::new(0);
+        ids.create(1);
+        sent_all(&mut ids);
+        ids.answered(1, true, false);
+        assert!(ids.probe());
+        sent_all(&mut ids);
+        assert_eq!(ids.answered(1, true, true), Some(1), "etcd is deaf for it from now on");
+        assert_eq!(ids.answered(1, false, false), None);
     }
 
     #[test]

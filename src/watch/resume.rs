@@ -210,11 +210,18 @@ impl Resume {
 }
 
 /// Whether a refusal is about who we are: 3.4 says `invalid auth token` of an expired token, 3.5
-/// `permission denied`, and a changed user makes it `revision of auth store is old`.
+/// `permission denied`, and a changed user makes it `revision of auth store is old`, or, in 3.5.1's
+/// own words, `revision in header is old`.
 fn speaks_of_login(reason: &str) -> bool {
-    ["invalid auth token", "permission denied", "auth store is old", "user name is empty"]
-        .iter()
-        .any(|part| reason.contains(part))
+    [
+        "invalid auth token",
+        "permission denied",
+        "auth store is old",
+        "revision in header is old",
+        "user name is empty",
+    ]
+    .iter()
+    .any(|part| reason.contains(part))
 }
 
 #[cfg(test)]
