@@ -41,7 +41,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("guard.verify", "MutexGuard::verify", verify, look("Ok(true)", "Ok(false)")),
         row("guard.put", "MutexGuard::put", guard_put, guarded("Ok(false)")),
         row("guard.txn", "MutexGuard::txn", guard_txn, guarded("Ok(Fenced)")),
-        row("recipe.close", "Mutex::close", close_mutex, CLOSE),
+        row("recipe.close", "Mutex::close", close_mutex, CLOSE_MUTEX),
         row("keep_alive.start", "SelfHealingBuilder::start", keep_alive, KEEP_ALIVE),
         row("keep_alive.close", "SelfHealingKeepAlive::close", close_keep_alive, CLOSE),
         row("transient.start", "TransientKeyValue::start", transient_start, START),
@@ -115,14 +115,14 @@ const UNREACHABLE: Cell = says("Err(Unreachable)", AFTER_OP, Left::Any);
 
 const ACQUIRE: Cells = Cells {
     frozen_before: says("Err(Unreachable)", AFTER_OP, Left::Nothing),
-    frozen_during: says("Err(Unreachable)", AFTER_SILENCE, Left::Nothing),
+    frozen_during: says("Err(Unreachable)", AFTER_SILENCE, Left::NoKey),
     frozen_briefly: says("Ok(held)", AT_ONCE, Left::Key),
-    killed_before: says("Err(Unreachable)", AFTER_OP, Left::Nothing),
+    killed_before: says("Err(Unreachable)", AFTER_OP, Left::NoKey),
     reply_lost: says("Ok(held)", AT_ONCE, Left::Key),
     key_deleted: says("Ok(held)", AT_ONCE, Left::Key),
     lease_revoked: says("Ok(held)", AT_ONCE, Left::Key),
     cancelled_before: INTERRUPTED,
-    cancelled_during: says("Err(Interrupted)", PROMPT, Left::Nothing),
+    cancelled_during: INTERRUPTED,
     client_closed_before: CLOSED,
     client_closed_during: CLOSED,
     recipe_closed_before: CLOSED,
@@ -131,9 +131,9 @@ const ACQUIRE: Cells = Cells {
 
 const TRY_FOR: Cells = Cells {
     frozen_before: says("Err(Unreachable)", AT_LIMIT, Left::Nothing),
-    frozen_during: says("Ok(None)", AT_LIMIT_FROM_DISTURBANCE, Left::Nothing),
+    frozen_during: says("Ok(None)", AT_LIMIT_FROM_DISTURBANCE, Left::NoKey),
     frozen_briefly: na(SHORT_LIMIT),
-    killed_before: says("Err(Unreachable)", AT_LIMIT, Left::Nothing),
+    killed_before: says("Err(Unreachable)", AT_LIMIT, Left::NoKey),
     reply_lost: says("Ok(None)", AT_LIMIT, Left::NoKey),
     key_deleted: says("Ok(None)", AT_LIMIT, Left::NoKey),
     lease_revoked: says("Ok(None)", AT_LIMIT, Left::NoKey),
@@ -145,13 +145,15 @@ const TRY: Cells = Cells {
     frozen_briefly: na(NO_OTHERS),
     key_deleted: na("it does not stay in the queue"),
     lease_revoked: na("it does not stay in the queue"),
+    // Frozen, so that the request is on its way.
+    cancelled_during: says("Err(Interrupted)", PROMPT, Left::Nothing),
     client_closed_during: CLOSED_FROZEN,
     ..ACQUIRE
 };
 
 const RELEASE: Cells = Cells {
     frozen_before: says("true", BUDGET, Left::NothingAtTtl),
-    killed_before: says("true", BUDGET, Left::NothingAtTtl),
+    killed_before: says("true", BUDGET, Left::NoKeyAtTtl),
     reply_lost: says("true", AT_ONCE, Left::NoKey),
     key_deleted: says("false", AT_ONCE, Left::NoKey),
     lease_revoked: says("false", AT_ONCE, Left::NoKey),
@@ -209,6 +211,10 @@ const CLOSE: Cells = Cells {
     recipe_closed_during: UNCONFIRMED,
     ..STOPS
 };
+
+/// The lease is not the mutex's but the client's, and stays for a while.
+const CLOSE_MUTEX: Cells =
+    Cells { killed_before: says("Err(CleanupUnconfirmed)", BUDGET, Left::NoKeyAtTtl), ..CLOSE };
 
 /// A drop does the same as the call and does not say how it went.
 const fn dropped(cells: Cells) -> Cells {
@@ -763,7 +769,7 @@ fn with_raw(stage: &Stage<'_>) {
 }
 
 fn close_client(stage: &Stage<'_>) {
-    let mutex = stage.mutex();
+    let mutex = stage.mutex_with(&stage.client, stage.ttl());
     let _guard = mutex.lock().unwrap();
     stage.call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(stage.client.close()));
 }
@@ -771,7 +777,7 @@ fn close_client(stage: &Stage<'_>) {
 /// What still stands when the last handle goes is the session of a lock that was released.
 fn drop_client(stage: &Stage<'_>) {
     let client = stage.another_client();
-    drop(stage.mutex_of(&client));
+    drop(stage.mutex_with(&client, stage.ttl()));
     stage.call(Waits::ForEtcd, &no_recipe, || dropping(client));
 }
 

@@ -25,6 +25,9 @@ const SHORT_OUTAGE: Duration = Duration::from_secs(1);
 /// client is the one under test.
 const UNRENEWED: Duration = Duration::from_secs(60);
 
+/// A TTL that is longer than a cell looks at what is left.
+const OUTLASTING: Duration = Duration::from_secs(20);
+
 /// What a call waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waits {
@@ -118,13 +121,20 @@ impl<'a> Stage<'a> {
         if self.situation == ReplyLost { UNRENEWED } else { TTL }
     }
 
+    /// A mutex whose client has a connection and a session. As long as the client is open, what
+    /// is left behind is taken away by it, and not by a TTL that passes.
     pub(crate) fn mutex(&self) -> Mutex {
-        self.mutex_of(&self.client)
+        let ttl = match self.situation {
+            FrozenBefore | FrozenDuring | KilledBefore | CancelledDuring | RecipeClosedDuring => {
+                OUTLASTING
+            }
+            _ => self.ttl(),
+        };
+        self.mutex_with(&self.client, ttl)
     }
 
-    /// A mutex whose client has a session and a connection.
-    pub(crate) fn mutex_of(&self, client: &Client) -> Mutex {
-        let mutex = Mutex::builder(client, &self.path).ttl(self.ttl()).build().unwrap();
+    pub(crate) fn mutex_with(&self, client: &Client, ttl: Duration) -> Mutex {
+        let mutex = Mutex::builder(client, &self.path).ttl(ttl).build().unwrap();
         assert!(mutex.lock().unwrap().unlock());
         mutex
     }
@@ -373,6 +383,7 @@ impl<'a> Stage<'a> {
                 }
             }
             Left::NoKey => amiss.extend(self.expect_no_keys(since + S)),
+            Left::NoKeyAtTtl => amiss.extend(self.expect_no_keys(since + TTL + S)),
             Left::Nothing => {
                 amiss.extend(self.expect_no_keys(since + S));
                 amiss.extend(self.expect_no_leases(since + TTL + S));

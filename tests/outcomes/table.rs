@@ -112,6 +112,8 @@ pub(crate) enum Left {
     Key,
     /// No key of ours after S.
     NoKey,
+    /// No key of ours after TTL + S.
+    NoKeyAtTtl,
     /// No key of ours after S, and no lease after TTL + S, with the client still open.
     Nothing,
     /// No key and no lease of ours after TTL + S.
