@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Result};
 use crate::wait::{self, Parker, Stop};
+use crate::whitebox::{self, GaugeGuard};
 
 /// A flag that is raised once and wakes whoever waits for it.
 ///
@@ -46,18 +47,29 @@ pub struct CancelToken {
     inner: Arc<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
     cancelled: AtomicBool,
     waiting: Mutex<Waiting>,
     /// The tokens whose cancellation is passed on to this one. They are kept alive: a grandchild
     /// hears of its grandparent even where nobody else holds the token between them.
     parents: Vec<Link>,
+    _counted: GaugeGuard<'static>,
+}
+
+impl Default for Inner {
+    fn default() -> Inner {
+        Inner::below(Vec::new())
+    }
 }
 
 impl Inner {
     fn below(parents: Vec<Link>) -> Inner {
-        Inner { cancelled: AtomicBool::new(false), waiting: Mutex::default(), parents }
+        Inner {
+            cancelled: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            parents,
+            _counted: whitebox::TOKENS.enter(),
+        }
     }
 }
 

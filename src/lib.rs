@@ -93,6 +93,8 @@ mod whitebox;
 
 pub use barrier::{Barrier, BarrierBuilder};
 pub use cancel::CancelToken;
+#[cfg(any(feature = "tls", feature = "tls-aws-lc"))]
+pub use client::TlsOptions;
 pub use client::{
     Client, ClientBuilder, Compare, CompareOp, KeyValue, Op, OpResult, Txn, TxnResult,
 };

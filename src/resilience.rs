@@ -488,7 +488,7 @@ impl LeaseTiming {
     /// `InvalidArgument`, naming the values, where a lease with this timing could not be kept.
     pub(crate) fn for_ttl(ttl: Duration, config: &LeaseResilience) -> Result<LeaseTiming> {
         if ttl.is_zero() {
-            return Err(Error::invalid("a lease needs a TTL above zero"));
+            return Err(Error::invalid(format!("TTL {ttl:?} is not above zero")));
         }
         if ttl > LONGEST_TTL {
             return Err(Error::invalid(format!(

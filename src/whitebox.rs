@@ -11,6 +11,24 @@ pub(crate) static SESSIONS: Gauge = Gauge::new();
 /// Presence leases that are kept.
 pub(crate) static PRESENCES: Gauge = Gauge::new();
 
+/// Clients whose shared part is still in memory.
+pub(crate) static CLIENTS: Gauge = Gauge::new();
+
+/// Threads that drive I/O.
+pub(crate) static IO_THREADS: Gauge = Gauge::new();
+
+/// Watches that are kept going.
+pub(crate) static WATCHES: Gauge = Gauge::new();
+
+/// Contended paths whose queue is mirrored.
+pub(crate) static QUEUES: Gauge = Gauge::new();
+
+/// Exclusive holds, released and lost ones included as long as somebody has them.
+pub(crate) static HOLDS: Gauge = Gauge::new();
+
+/// Cancel tokens.
+pub(crate) static TOKENS: Gauge = Gauge::new();
+
 /// How many of something are alive.
 pub(crate) struct Gauge(AtomicUsize);
 

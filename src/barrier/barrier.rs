@@ -308,7 +308,7 @@ impl Barrier {
             let until = limit.map_or(silent, |limit| limit.min(silent));
             let closed = [&core.closed, self.recipe().closed()];
             match wait(op, &core.clock, Some(until), &closed, line.parker(), || line.poll()) {
-                Ok(Item::Events { events, .. }) => {
+                Ok(Item::Events(events)) => {
                     gate = events.iter().fold(gate, Gate::event);
                 }
                 Ok(Item::Resync(snapshot)) => gate = gate.snapshot(&snapshot),

@@ -22,6 +22,7 @@ use crate::race::{Either, race};
 use crate::recipe::{Healer, RecipeCore};
 use crate::wait::{Stop, wait, wait_shielded};
 use crate::watch::Hub;
+use crate::whitebox;
 
 /// How long an interrupted or closed call may take to clean up after itself before its caller
 /// gets control back; the rest happens in the background.
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     /// Runs the user's closures that no recipe owns (a custom retry policy).
     pub(super) user_code: Healer,
     owned: Mutex<Vec<Weak<dyn Owned>>>,
+    _counted: whitebox::GaugeGuard<'static>,
 }
 
 impl Core {
@@ -100,6 +102,7 @@ impl Core {
                 Arc::new(|message| log::warn!("a retry policy panicked: {message}")),
             ),
             owned: Mutex::new(Vec::new()),
+            _counted: whitebox::CLIENTS.enter(),
             config,
         });
         Ok(core)

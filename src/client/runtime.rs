@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Parker;
+use crate::whitebox;
 
 /// How long the runtime's own blocking helpers (name look-ups) may delay its end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_millis(100);
@@ -39,6 +40,7 @@ impl Runtime {
             .spawn(move || {
                 // Dropped last, also on a panic: whoever waits for the end sees it.
                 let _ended = ended_tx;
+                let _counted = whitebox::IO_THREADS.enter();
                 let runtime = match Builder::new_current_thread().enable_all().build() {
                     Ok(runtime) => runtime,
                     Err(e) => {

@@ -316,6 +316,10 @@ impl Acquire {
     fn hold(&self, ticket: Ticket, create_revision: i64) -> Option<Acquired> {
         let hold = Hold::begin(&self.contender, ticket, create_revision)?;
         self.contender.recipe.signal(Signal::Restored);
+        if hold.is_lost() {
+            // Lost in between, the loss told first.
+            self.contender.recipe.signal(Signal::Lost);
+        }
         Some(Acquired(Some(hold)))
     }
 

@@ -3,7 +3,7 @@
 //! A hold ends once, either by its holder's will or against it, and every path to an end goes
 //! through one compare-and-set here.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,7 @@ use crate::client::call::Kind;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
-use crate::recipe::Signal;
+use crate::recipe::{RecipeCore, Signal};
 use crate::watch::{Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
 
 /// Not handed out yet; a loss now is nobody's loss.
@@ -24,6 +24,11 @@ const PENDING: u8 = 0;
 const HELD: u8 = 1;
 const ENDED: u8 = 2;
 const LOST: u8 = 3;
+/// Not held any more because the key is gone, and not told yet: its lease is being asked about.
+const FALLEN: u8 = 4;
+
+/// How long a loss may wait for the answer that tells a deleted key from an ended lease.
+const WHY_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long a release may wait for its answer; then it goes on in the background.
 pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -36,6 +41,7 @@ pub(crate) struct Hold {
     state: AtomicU8,
     cancel: CancelToken,
     loss: OnceLock<Loss>,
+    guard_gone: AtomicBool,
     ticket: Mutex<Option<Ticket>>,
     own_key_watch: Mutex<Option<Watching>>,
     pub(super) acquired: Instant,
@@ -57,6 +63,7 @@ impl Hold {
             state: AtomicU8::new(PENDING),
             cancel: CancelToken::new(),
             loss: OnceLock::new(),
+            guard_gone: AtomicBool::new(false),
             ticket: Mutex::new(None),
             own_key_watch: Mutex::new(None),
             acquired: contender.core.clock.now(),
@@ -67,11 +74,7 @@ impl Hold {
         *hold.ticket.lock() = Some(ticket);
         // The deadline may have passed while the answer was on its way. Asked after the session
         // knows of the hold, so that every later loss reaches it.
-        let stands = hold.session.is_alive()
-            && hold
-                .state
-                .compare_exchange(PENDING, HELD, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok();
+        let stands = hold.session.is_alive() && hold.moved(PENDING, HELD);
         if !stands {
             let ticket = hold.ticket.lock().take();
             if let Some(ticket) = ticket {
@@ -81,6 +84,11 @@ impl Hold {
         }
         contender.core.own_keys.add(&hold);
         contender.remember_hold(&hold);
+        if contender.recipe.closed().is_cancelled() {
+            // The close may have looked for holds before this one was there to be found.
+            hold.release_in_background();
+            return None;
+        }
         Some(hold)
     }
 
@@ -101,7 +109,7 @@ impl Hold {
 
     pub(crate) fn is_lost(&self) -> bool {
         // The look at the clock makes a passed deadline a loss.
-        !self.is_held() && self.state.load(Ordering::Acquire) == LOST
+        !self.is_held() && matches!(self.state.load(Ordering::Acquire), LOST | FALLEN)
     }
 
     pub(crate) fn remaining(&self) -> Duration {
@@ -126,11 +134,23 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        let reason = self.loss().map(|loss| loss.reason);
+        let reason = match self.loss() {
+            Some(loss) => format!("{:?}", loss.reason),
+            None => "its key is gone".to_owned(),
+        };
         Error::new(
             ErrorKind::Lost,
-            format!("{}: the hold was lost ({reason:?})", self.contender.recipe.identity()),
+            format!("{}: the hold was lost ({reason})", self.contender.recipe.identity()),
         )
+    }
+
+    /// The guard has gone: whoever listens from now on need not hear of a loss.
+    pub(crate) fn let_go(&self) {
+        self.contender.losses.forget(self.create_revision, &self.guard_gone);
+    }
+
+    fn moved(&self, from: u8, to: u8) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     // ----- the end ----------------------------------------------------------------------------
@@ -173,8 +193,7 @@ impl Hold {
         if !self.is_held() {
             return false;
         }
-        let ended =
-            self.state.compare_exchange(HELD, ENDED, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let ended = self.moved(HELD, ENDED);
         if ended {
             drop(self.own_key_watch.lock().take());
             self.contender.forget_hold(self);
@@ -185,10 +204,7 @@ impl Hold {
     /// Ends the hold against its holder's will: flag, token, state and record, listeners; in this
     /// order. What is left to do is to dispose of the ticket, and of the key with it.
     fn lose_by(&self, reason: LossReason, last_renewal: SystemTime) -> Option<Ticket> {
-        let moved = |from, to| {
-            self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-        };
-        if moved(PENDING, ENDED) || !moved(HELD, LOST) {
+        if self.moved(PENDING, ENDED) || !(self.moved(HELD, LOST) || self.moved(FALLEN, LOST)) {
             return None;
         }
         let contender = &self.contender;
@@ -203,7 +219,7 @@ impl Hold {
         self.cancel.cancel();
         contender.recipe.signal(Signal::Lost);
         contender.recipe.record_error(self.lost_error());
-        contender.losses.tell(self.create_revision, loss);
+        contender.losses.tell(loss, &self.guard_gone);
         drop(self.own_key_watch.lock().take());
         contender.forget_hold(self);
         self.ticket.lock().take()
@@ -230,31 +246,71 @@ impl Hold {
         }
     }
 
+    /// Whether the key, as it was just found, is still ours; one that was written over is a loss.
+    fn is_ours(&self, found: Option<(i64, i64)>) -> bool {
+        let ours = found.filter(|(created, _)| *created == self.create_revision);
+        if ours.is_some_and(|(created, modified)| modified != created) {
+            self.lose_key(LossReason::KeyOverwritten);
+        }
+        ours.is_some()
+    }
+
     /// What the key, as it was just found, says about the hold.
-    fn judge(&self, found: Option<(i64, i64)>) {
-        match found {
-            Some((created, modified)) if created == self.create_revision => {
-                if modified != created {
-                    self.lose_key(LossReason::KeyOverwritten);
-                }
-            }
-            _ => self.lose_key(LossReason::KeyDeleted),
+    async fn judge(self: &Arc<Hold>, found: Option<(i64, i64)>) {
+        if !self.is_ours(found) && self.fall() {
+            // A task of its own: told it must be, even if the caller does not wait.
+            let _ = tokio::spawn(self.clone().tell_why()).await;
+        }
+    }
+
+    /// The key is gone. The flag flips here and now; the caller sees to it that it is told.
+    fn fall(&self) -> bool {
+        self.moved(HELD, FALLEN)
+    }
+
+    /// Tells of a key that is gone, once it is known whether the key alone was deleted or the
+    /// lease has ended, and with it every other hold on it.
+    async fn tell_why(self: Arc<Hold>) {
+        let core = &self.contender.core;
+        let until = core.clock.now() + WHY_LIMIT;
+        if let Ok(None) = core.time_to_live("loss", self.session.lease(), until).await {
+            self.session.end_by(LossReason::LeaseGone);
+        }
+        self.lose_key(LossReason::KeyDeleted);
+    }
+
+    fn vanish(self: Arc<Hold>) {
+        if self.fall() {
+            self.contender.core.clone().runtime.spawn(self.tell_why());
         }
     }
 
     // ----- asking etcd ------------------------------------------------------------------------
 
+    /// In a fork's child, and for a closed client or recipe, nothing can be asked any more.
+    fn check_may_ask(&self) -> Result<()> {
+        if self.is_forked() {
+            return self.contender.core.check_usable();
+        }
+        match self.loss() {
+            Some(loss) if loss.reason == LossReason::Closed => {
+                Err(Error::closed(self.contender.recipe.identity()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The hold as etcd sees it now.
     pub(crate) fn verify(self: &Arc<Hold>) -> Result<bool> {
         if !self.is_held() {
-            return Ok(false);
+            return self.check_may_ask().map(|()| false);
         }
         let hold = self.clone();
         self.contender.core.block_on("guard.verify", Some(&self.contender.recipe), async move {
             let core = &hold.contender.core;
             let read = core.range("verify", &hold.key, None, core.operation_limit()).await?;
             let found = read.kvs().first();
-            hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision())));
+            hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision()))).await;
             Ok(hold.is_held())
         })
     }
@@ -277,12 +333,7 @@ impl Hold {
     ) -> Result<Option<etcd_client::TxnResponse>> {
         // "Lost" is answered before the scope is looked at: it is the better reason.
         if !self.is_held() {
-            return match self.state.load(Ordering::Acquire) {
-                LOST if self.loss().is_some_and(|loss| loss.reason == LossReason::Closed) => {
-                    Err(Error::closed(self.contender.recipe.identity()))
-                }
-                _ => Ok(None),
-            };
+            return self.check_may_ask().map(|()| None);
         }
         let hold = self.clone();
         self.contender.core.block_on(op, Some(&self.contender.recipe), async move {
@@ -294,7 +345,7 @@ impl Hold {
                 let read = core.range("fenced", &hold.key, None, core.operation_limit()).await;
                 if let Ok(read) = read {
                     let found = read.kvs().first();
-                    hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision())));
+                    hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision()))).await;
                 }
                 return Ok(None);
             }
@@ -329,7 +380,14 @@ impl Tenant for Hold {
     }
 
     fn probed(&self, found: Option<&etcd_client::KeyValue>) {
-        self.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision())));
+        // The lease was renewed just before.
+        if !self.is_ours(found.map(|kv| (kv.create_revision(), kv.mod_revision()))) {
+            self.lose_key(LossReason::KeyDeleted);
+        }
+    }
+
+    fn recipe(&self) -> &Arc<RecipeCore> {
+        &self.contender.recipe
     }
 }
 
@@ -338,10 +396,10 @@ struct OwnKey(Weak<Hold>);
 impl Sink for OwnKey {
     fn deliver(&self, _revision: i64, events: Vec<Event>) -> Flow {
         if let (Some(hold), Some(event)) = (self.0.upgrade(), events.first()) {
-            hold.lose_key(match event.kind {
-                EventKind::Put => LossReason::KeyOverwritten,
-                EventKind::Delete => LossReason::KeyDeleted,
-            });
+            match event.kind {
+                EventKind::Put => hold.lose_key(LossReason::KeyOverwritten),
+                EventKind::Delete => hold.vanish(),
+            }
         }
         Flow::Continue
     }
@@ -349,7 +407,9 @@ impl Sink for OwnKey {
     fn resync(&self, snapshot: Snapshot) {
         if let Some(hold) = self.0.upgrade() {
             let found = snapshot.entries.first();
-            hold.judge(found.map(|entry| (entry.create_revision, entry.mod_revision)));
+            if !hold.is_ours(found.map(|entry| (entry.create_revision, entry.mod_revision))) {
+                hold.vanish();
+            }
         }
     }
 

@@ -51,7 +51,8 @@ pub(super) fn encode(client_id: &str) -> Vec<u8> {
     serde_json::to_vec(&written).unwrap_or_else(|_| client_id.as_bytes().to_vec())
 }
 
-pub(super) fn decode(position: usize, entry: &Entry) -> Contender {
+/// `key` is the entry's key as this client's users know it.
+pub(super) fn decode(position: usize, entry: &Entry, key: String) -> Contender {
     let written: Option<Written> = serde_json::from_slice(&entry.value).ok();
     let token = entry.create_revision;
     let is_holder = position == 0;
@@ -66,7 +67,7 @@ pub(super) fn decode(position: usize, entry: &Entry) -> Contender {
             is_holder,
         },
         None => Contender {
-            client_id: String::from_utf8_lossy(&entry.key).into_owned(),
+            client_id: key,
             host: None,
             pid: None,
             token,

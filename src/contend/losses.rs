@@ -1,5 +1,6 @@
 //! Who hears of a recipe's lost holds, also those who ask late.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ pub(crate) struct Losses {
     events: Events<Loss>,
     /// Losses whose guards are still around. The lock also orders "a listener is added" against
     /// "a loss is told", so that each listener hears of each loss exactly once.
-    open: Mutex<Vec<(i64, Loss)>>,
+    open: Mutex<Vec<Loss>>,
 }
 
 impl Losses {
@@ -26,19 +27,24 @@ impl Losses {
         }
     }
 
-    /// Queues the loss to every listener and subscription.
-    pub(super) fn tell(&self, token: i64, loss: Loss) {
+    /// Queues the loss to every listener and subscription. `guard_gone` is the hold's; its guard
+    /// may have been quicker.
+    pub(super) fn tell(&self, loss: Loss, guard_gone: &AtomicBool) {
         let mut open = self.open.lock();
-        open.push((token, loss.clone()));
+        if !guard_gone.load(Ordering::Acquire) {
+            open.push(loss.clone());
+        }
         self.events.publish(loss.clone());
         if let Some(recipe) = self.recipe.upgrade() {
             recipe.notify(&self.listeners, loss);
         }
     }
 
-    /// The guard of a lost hold has gone: whoever listens from now on need not hear of it.
-    pub(crate) fn forget(&self, token: i64) {
-        self.open.lock().retain(|(open, _)| *open != token);
+    /// The guard of a hold has gone: whoever listens from now on need not hear of its loss.
+    pub(super) fn forget(&self, token: i64, guard_gone: &AtomicBool) {
+        let mut open = self.open.lock();
+        guard_gone.store(true, Ordering::Release);
+        open.retain(|loss| loss.token != token);
     }
 
     /// Adds a listener; losses whose guards are still around are told to it at once.
@@ -47,7 +53,7 @@ impl Losses {
         let listener = self.listeners.add_listener(callback);
         let id = listener.id();
         if let Some(recipe) = self.recipe.upgrade() {
-            for (_, loss) in open.iter() {
+            for loss in open.iter() {
                 recipe.notify_one(&listener, loss.clone());
             }
         }
@@ -62,7 +68,7 @@ impl Losses {
         self.events.subscribe()
     }
 
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         self.events.close();
     }
 }

@@ -19,6 +19,7 @@ use crate::client::core::{Core, unconfirmed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{SessionKey, Ticket};
 use crate::recipe::RecipeCore;
+use crate::watch::Entry;
 
 pub(crate) use acquire::{Acquired, acquire, try_acquire};
 pub(crate) use hold::Hold;
@@ -47,7 +48,16 @@ impl Contender {
         session: SessionKey,
     ) -> Arc<Contender> {
         let losses = Losses::new(&recipe);
-        Arc::new(Contender { core, recipe, prefix, session, losses, holds: Mutex::default() })
+        let contender =
+            Contender { core, recipe, prefix, session, losses, holds: Mutex::default() };
+        let contender = Arc::new(contender);
+        let weak = Arc::downgrade(&contender);
+        contender.recipe.at_end(move || {
+            if let Some(contender) = weak.upgrade() {
+                contender.losses.close();
+            }
+        });
+        contender
     }
 
     fn remember_hold(&self, hold: &Arc<Hold>) {
@@ -72,7 +82,6 @@ impl Contender {
             .filter_map(|hold| hold.upgrade())
             .filter_map(|hold| hold.close())
             .collect();
-        self.losses.close();
         if tickets.is_empty() || self.core.closed.is_cancelled() {
             return Ok(());
         }
@@ -103,7 +112,12 @@ impl Contender {
     /// Everyone in the queue, from one consistent read.
     pub(crate) async fn list(&self, op: &'static str) -> Result<Vec<ContenderInfo>> {
         let entries = requests::read_queue(&self.core, op, &self.prefix).await?;
-        Ok(entries.iter().enumerate().map(|(at, entry)| identity::decode(at, entry)).collect())
+        let shown = |entry: &Entry| self.core.shown(&entry.key);
+        Ok(entries
+            .iter()
+            .enumerate()
+            .map(|(at, entry)| identity::decode(at, entry, shown(entry)))
+            .collect())
     }
 
     /// Leaves an attempt whose outcome is unknown to its session and to the path's watch, which

@@ -31,6 +31,9 @@ const PACED_READS: [Duration; 4] = [
     Duration::from_millis(100),
 ];
 
+/// The pause before an unreachable etcd is asked for the queue again.
+const READ_PAUSE: Duration = Duration::from_millis(250);
+
 /// What a waiter is told, once.
 #[derive(Debug)]
 pub(crate) enum Verdict {
@@ -101,6 +104,16 @@ impl Queues {
         }
         paths.remove(&queue.prefix);
         true
+    }
+
+    /// Forgets a queue that failed; one that was opened anew meanwhile stays.
+    fn remove(&self, queue: &PathQueue) {
+        let mut paths = self.paths.lock();
+        if paths.get(&queue.prefix).is_some_and(|open| std::ptr::eq(&**open, queue)) {
+            let removed = paths.remove(&queue.prefix);
+            drop(paths);
+            drop(removed);
+        }
     }
 
     pub(crate) fn clear(&self) {
@@ -219,10 +232,7 @@ impl PathQueue {
 
     async fn run(self: Arc<PathQueue>) {
         let Some(core) = self.core.upgrade() else { return };
-        let Some(watching) = self.open(&core).await else {
-            core.queues.paths.lock().remove(&self.prefix);
-            return;
-        };
+        let Some(watching) = self.open(&core).await else { return };
         self.bridge(&core).await;
         loop {
             let idle_since = {
@@ -260,9 +270,11 @@ impl PathQueue {
                     if self.state.lock().users == 0 && core.queues.remove_if_idle(self) {
                         return None;
                     }
+                    // The retry policy may be to give up at once.
+                    core.clock.sleep(READ_PAUSE).await;
                 }
                 Err(error) => {
-                    self.fail(error);
+                    self.failed(error);
                     return None;
                 }
             }
@@ -417,7 +429,7 @@ impl Sink for PathQueue {
         self.fail(error);
         // The next to come opens the path anew.
         if let Some(core) = self.core.upgrade() {
-            core.queues.paths.lock().remove(&self.prefix);
+            core.queues.remove(self);
         }
     }
 }

@@ -35,6 +35,9 @@ pub(crate) trait Tenant: Send + Sync {
 
     /// A linearizable read of the hold's key, made to prove a renewal.
     fn probed(&self, found: Option<&etcd_client::KeyValue>);
+
+    /// Whose hold it is.
+    fn recipe(&self) -> &Arc<RecipeCore>;
 }
 
 /// Something that has to be kept while an attempt is open (the watch that deletes its key).
@@ -302,14 +305,20 @@ impl Session {
             let followers: Vec<_> = book.followers.drain().map(|(_, recipe)| recipe).collect();
             (tenants, followers)
         };
-        for tenant in tenants.iter().filter_map(Weak::upgrade) {
-            tenant.lose(reason, last_renewal);
-        }
+        let tenants: Vec<_> = tenants.iter().filter_map(Weak::upgrade).collect();
         if reason != LossReason::Closed {
-            for recipe in followers.iter().filter_map(Weak::upgrade) {
+            // A recipe with a hold hears of it as the third thing, after flag and token; the
+            // others now. Nobody hears twice: the second could come after the next acquire.
+            let idle = |recipe: &Arc<RecipeCore>| {
+                !tenants.iter().any(|tenant| Arc::ptr_eq(tenant.recipe(), recipe))
+            };
+            for recipe in followers.iter().filter_map(Weak::upgrade).filter(idle) {
                 recipe.signal(Signal::Lost);
             }
             log::warn!("lease {:x} of {:?} lost: {reason:?}", self.lease, self.timing.ttl);
+        }
+        for tenant in &tenants {
+            tenant.lose(reason, last_renewal);
         }
         self.stop.cancel();
         self.core.runtime.spawn(self.clone().revoke_until_done());

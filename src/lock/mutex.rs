@@ -368,8 +368,11 @@ impl Mutex {
 
     /// The end of a guard.
     pub(super) fn release(&self, hold: &Arc<Hold>) -> bool {
+        if hold.is_forked() {
+            return false;
+        }
         let stood = hold.release();
-        self.shared.contender.losses.forget(hold.token());
+        hold.let_go();
         stood
     }
 

@@ -30,6 +30,8 @@ pub struct RecipeCore {
     error_listeners: Listeners<ErrorEvent>,
     healer: Healer,
     closed: CancelToken,
+    /// Run by the close, once no more events will come: a recipe's own channels end here.
+    ends: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 impl RecipeCore {
@@ -49,6 +51,7 @@ impl RecipeCore {
                 Arc::new(move |message| RecipeCore::record_panic(&me, &message))
             }),
             closed: CancelToken::new(),
+            ends: Mutex::default(),
         })
     }
 
@@ -213,12 +216,21 @@ impl RecipeCore {
         if self.closed.is_cancelled() { Err(Error::closed(&self.identity)) } else { Ok(()) }
     }
 
+    /// Has `end`, library code, run by the close, after the last event.
+    pub(crate) fn at_end(&self, end: impl FnOnce() + Send + 'static) {
+        self.ends.lock().push(Box::new(end));
+    }
+
     /// Wakes blocked calls, ends the connection events and lets the healer finish what is queued.
     /// Final events have to be published before. `false`: a listener was still running after
     /// `limit`.
     pub(crate) fn close(&self, limit: Duration) -> bool {
         self.closed.cancel();
         self.state_events.close();
+        let ends = std::mem::take(&mut *self.ends.lock());
+        for end in ends {
+            end();
+        }
         self.healer.close(limit)
     }
 }

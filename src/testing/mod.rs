@@ -27,6 +27,7 @@
 
 #![cfg(unix)]
 
+mod alive;
 mod clock;
 mod cluster;
 mod crew;
@@ -42,6 +43,7 @@ mod proxy;
 mod server;
 mod wait;
 
+pub use alive::Alive;
 pub use clock::{TestClock, boot_nanos};
 pub use cluster::{ClusterBuilder, EtcdCluster};
 pub use frames::{Frame, FrameKind};

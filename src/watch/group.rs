@@ -17,6 +17,7 @@ use super::{Event, Flow, Range, Sink, Snapshot};
 use crate::client::call::{Call, Kind};
 use crate::client::core::Core;
 use crate::error::{Error, ErrorKind, Result};
+use crate::whitebox;
 
 /// What the task is told.
 pub(super) enum Command {
@@ -52,6 +53,7 @@ pub(super) struct Watch {
     pub(super) resume: Resume,
     suspended: bool,
     reading: Option<Reading>,
+    _counted: whitebox::GaugeGuard<'static>,
 }
 
 impl Watch {
@@ -149,6 +151,7 @@ impl Group {
                     wanted: new.wanted,
                     suspended: false,
                     reading: None,
+                    _counted: whitebox::WATCHES.enter(),
                 };
                 self.watches.insert(new.key, watch);
                 if let Some(ids) = ids {

@@ -15,10 +15,7 @@ const CAPACITY: usize = 1_024;
 /// What a consumer takes from a [`QueueSink`], in the order in which it happened.
 #[derive(Debug)]
 pub(crate) enum Item {
-    Events {
-        revision: i64,
-        events: Vec<Event>,
-    },
+    Events(Vec<Event>),
     /// What came before may be incomplete; this is the whole range.
     Resync(Snapshot),
     Suspended(Error),
@@ -61,7 +58,7 @@ impl QueueSink {
     pub(crate) fn poll(&self) -> Option<Item> {
         let mut queue = self.queue.lock();
         let item = queue.items.pop_front()?;
-        if matches!(item, Item::Events { .. } | Item::Resync(_)) {
+        if matches!(item, Item::Events(_) | Item::Resync(_)) {
             queue.deliveries -= 1;
         }
         Some(item)
@@ -74,7 +71,7 @@ impl QueueSink {
 
 impl Queue {
     fn drop_deliveries(&mut self) {
-        self.items.retain(|item| !matches!(item, Item::Events { .. } | Item::Resync(_)));
+        self.items.retain(|item| !matches!(item, Item::Events(_) | Item::Resync(_)));
         self.deliveries = 0;
         // Of the states that remain the consumer needs the last one only.
         let last = self.items.pop_back();
@@ -84,14 +81,14 @@ impl Queue {
 }
 
 impl Sink for QueueSink {
-    fn deliver(&self, revision: i64, events: Vec<Event>) -> Flow {
+    fn deliver(&self, _revision: i64, events: Vec<Event>) -> Flow {
         let mut queue = self.queue.lock();
         if queue.overflowed || queue.deliveries >= self.capacity {
             queue.drop_deliveries();
             queue.overflowed = true;
             return Flow::Resync;
         }
-        queue.items.push_back(Item::Events { revision, events });
+        queue.items.push_back(Item::Events(events));
         queue.deliveries += 1;
         drop(queue);
         self.parker.notify();
@@ -135,6 +132,7 @@ impl Sink for QueueSink {
 
 #[cfg(test)]
 mod tests {
+    use super::super::EventKind;
     use super::*;
     use crate::error::ErrorKind;
 
@@ -150,10 +148,24 @@ mod tests {
         Snapshot { revision, entries: Vec::new() }
     }
 
+    fn deliver(sink: &QueueSink, revision: i64) -> Flow {
+        let event = Event {
+            kind: EventKind::Put,
+            key: Vec::new(),
+            value: Vec::new(),
+            create_revision: revision,
+            mod_revision: revision,
+            version: 1,
+            lease: 0,
+            prev: None,
+        };
+        sink.deliver(revision, vec![event])
+    }
+
     fn shown(sink: &QueueSink) -> Vec<String> {
         std::iter::from_fn(|| sink.poll())
             .map(|item| match item {
-                Item::Events { revision, .. } => format!("events {revision}"),
+                Item::Events(events) => format!("events {}", events[0].mod_revision),
                 Item::Resync(snapshot) => format!("resync {}", snapshot.revision),
                 Item::Suspended(_) => "suspended".to_owned(),
                 Item::Resumed => "resumed".to_owned(),
@@ -165,11 +177,11 @@ mod tests {
     #[test]
     fn items_come_in_order() {
         let sink = sink(10);
-        assert_eq!(sink.deliver(5, Vec::new()), Flow::Continue);
+        assert_eq!(deliver(&sink, 5), Flow::Continue);
         sink.suspended(&cause());
         sink.resync(snapshot(9));
         sink.resumed();
-        assert_eq!(sink.deliver(10, Vec::new()), Flow::Continue);
+        assert_eq!(deliver(&sink, 10), Flow::Continue);
         sink.failed(cause());
         assert_eq!(
             shown(&sink),
@@ -181,14 +193,14 @@ mod tests {
     fn an_overflow_drops_what_waits_and_asks_once_for_the_range() {
         let sink = sink(2);
         for revision in [1, 2] {
-            assert_eq!(sink.deliver(revision, Vec::new()), Flow::Continue);
+            assert_eq!(deliver(&sink, revision), Flow::Continue);
         }
-        assert_eq!(sink.deliver(3, Vec::new()), Flow::Resync);
-        assert_eq!(sink.deliver(4, Vec::new()), Flow::Resync, "until the range comes");
+        assert_eq!(deliver(&sink, 3), Flow::Resync);
+        assert_eq!(deliver(&sink, 4), Flow::Resync, "until the range comes");
         sink.resync(snapshot(9));
-        assert_eq!(sink.deliver(10, Vec::new()), Flow::Continue);
+        assert_eq!(deliver(&sink, 10), Flow::Continue);
         assert_eq!(shown(&sink), ["resync 9", "events 10"]);
-        assert_eq!(sink.deliver(11, Vec::new()), Flow::Continue);
+        assert_eq!(deliver(&sink, 11), Flow::Continue);
     }
 
     #[test]
@@ -210,9 +222,9 @@ mod tests {
         let sink = sink(1);
         sink.suspended(&cause());
         assert_eq!(shown(&sink), ["suspended"]);
-        assert_eq!(sink.deliver(1, Vec::new()), Flow::Continue);
+        assert_eq!(deliver(&sink, 1), Flow::Continue);
         sink.resumed();
-        assert_eq!(sink.deliver(2, Vec::new()), Flow::Resync);
+        assert_eq!(deliver(&sink, 2), Flow::Resync);
         sink.resync(snapshot(3));
         assert_eq!(shown(&sink), ["resumed", "resync 3"]);
     }

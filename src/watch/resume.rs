@@ -31,9 +31,7 @@ enum State {
         held: Vec<Event>,
     },
     /// Refused for a reason of the login or of permissions; a read of the range tells which.
-    Refused {
-        reason: String,
-    },
+    Refused,
     Watching,
     /// What comes from a stream does not count any more until a snapshot was delivered.
     Resyncing,
@@ -139,7 +137,7 @@ impl Resume {
         if self.pardoned {
             return Action::Refuse { reason };
         }
-        self.state = State::Refused { reason };
+        self.state = State::Refused;
         Action::ReadHead
     }
 
@@ -161,9 +159,7 @@ impl Resume {
                 self.state = State::Resyncing;
                 Action::ReadRange
             }
-            State::Detached | State::Asked | State::Refused { .. } | State::Resyncing => {
-                Action::Nothing
-            }
+            State::Detached | State::Asked | State::Refused | State::Resyncing => Action::Nothing,
         }
     }
 
@@ -184,7 +180,7 @@ impl Resume {
                 }
             }
             // The range may be read, so it is the stream's login that is out of date.
-            State::Refused { .. } => {
+            State::Refused => {
                 self.pardoned = true;
                 Action::LogIn
             }

@@ -488,12 +488,12 @@ fn a_consumer_that_falls_behind_gets_the_range() {
             wait("test", &client.core().clock, Some(limit), &[], sink.parker(), || sink.poll())
                 .unwrap();
         match item {
-            Item::Events { revision, events } => {
+            Item::Events(events) => {
                 for event in events {
                     assert!(event.mod_revision > reached);
+                    reached = event.mod_revision;
                     state.insert(text(&event.key), (event.mod_revision, text(&event.value)));
                 }
-                reached = revision;
             }
             Item::Resync(snapshot) => {
                 resyncs += 1;
