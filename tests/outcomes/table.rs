@@ -90,8 +90,10 @@ pub(crate) const AFTER_SILENCE: Window = window(1_200, 2_600);
 /// Before the operation timeout, or with it.
 pub(crate) const WITHIN_OP: Window = window(0, 2_000);
 
-/// At the caller's own limit, not before, and 0.2 s later at most.
-pub(crate) const AT_LIMIT: Window = window(990, 200);
+/// At the caller's own limit: not before, 0.2 s later at most, and half the slack, so that it is
+/// not mistaken for the operation timeout.
+pub(crate) const AT_LIMIT: Window =
+    Window { from: Duration::from_millis(990), to: Duration::from_millis(1_700) };
 
 /// At the caller's limit or before.
 pub(crate) const WITHIN_LIMIT: Window = window(0, 1_200);
