@@ -274,7 +274,7 @@ impl Core {
             Either::First(Err(error)) => {
                 let miss = self.miss(&error);
                 if !miss.answered {
-                    self.distrust(member, purpose, connection).await;
+                    self.distrust(member, purpose, connection);
                 } else if matches!(miss.class, Class::NotSent | Class::Unknown) {
                     // It answers, but cannot serve: no leader, or none that it reaches.
                     self.endpoints.lock().report_bad(member, self.clock.now());
@@ -282,7 +282,7 @@ impl Core {
                 Err(miss)
             }
             Either::Second(()) => {
-                self.distrust(member, purpose, connection).await;
+                self.distrust(member, purpose, connection);
                 Err(Miss {
                     class: Class::Unknown,
                     text: format!("no answer in time from {}", self.members[member].url()),
@@ -325,14 +325,14 @@ impl Core {
     }
 
     /// Notes that a member failed us: its connection is not used again, and others come first.
-    pub(crate) async fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
+    pub(crate) fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
         self.endpoints.lock().report_bad(member, self.clock.now());
-        self.members[member].discard(purpose, connection).await;
+        self.members[member].discard(purpose, connection);
     }
 
     /// Gives up whatever connection there is to a member, without judging the member.
-    pub(crate) async fn drop_connection(&self, member: usize, purpose: Purpose) {
-        self.members[member].drop_connection(purpose).await;
+    pub(crate) fn drop_connection(&self, member: usize, purpose: Purpose) {
+        self.members[member].drop_connection(purpose);
     }
 
     /// Fetches a new token for one connection, unless it has one since the login `seen`.
@@ -354,7 +354,7 @@ impl Core {
             },
         };
         if !miss.answered {
-            self.distrust(member, purpose, connection).await;
+            self.distrust(member, purpose, connection);
         }
         Err(miss.before_sending())
     }

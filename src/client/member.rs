@@ -180,15 +180,21 @@ impl Member {
     }
 
     /// Gives up whatever connection there is; those who use it keep it until they end.
-    pub(crate) async fn drop_connection(&self, purpose: Purpose) {
-        *self.slots[purpose as usize].lock().await = None;
+    ///
+    /// While a slot is locked its connection is being made, which takes as long as the login, so
+    /// there is none to give up. Nobody waits for that: the next attempt is due now.
+    pub(crate) fn drop_connection(&self, purpose: Purpose) {
+        if let Ok(mut slot) = self.slots[purpose as usize].try_lock() {
+            *slot = None;
+        }
     }
 
     /// Gives up a connection that failed or went silent, so that the next call makes a new one.
     /// Calls under way on it keep it until they end.
-    pub(crate) async fn discard(&self, purpose: Purpose, connection: &Connection) {
-        let mut slot = self.slots[purpose as usize].lock().await;
-        if slot.as_ref().is_some_and(|current| current.number == connection.number) {
+    pub(crate) fn discard(&self, purpose: Purpose, connection: &Connection) {
+        if let Ok(mut slot) = self.slots[purpose as usize].try_lock()
+            && slot.as_ref().is_some_and(|current| current.number == connection.number)
+        {
             *slot = None;
         }
     }

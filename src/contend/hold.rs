@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
 use crate::recipe::{RecipeCore, Signal};
 use crate::watch::{Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
+use crate::whitebox;
 
 /// Not handed out yet; a loss now is nobody's loss.
 const PENDING: u8 = 0;
@@ -45,6 +46,7 @@ pub(crate) struct Hold {
     ticket: Mutex<Option<Ticket>>,
     own_key_watch: Mutex<Option<Watching>>,
     pub(super) acquired: Instant,
+    _counted: whitebox::GaugeGuard<'static>,
 }
 
 impl Hold {
@@ -67,6 +69,7 @@ impl Hold {
             ticket: Mutex::new(None),
             own_key_watch: Mutex::new(None),
             acquired: contender.core.clock.now(),
+            _counted: whitebox::HOLDS.enter(),
             session,
         });
         let weak: Weak<dyn Tenant> = Arc::<Hold>::downgrade(&hold);

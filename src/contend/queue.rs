@@ -19,6 +19,7 @@ use crate::client::core::Core;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
+use crate::whitebox;
 
 /// How long a path is watched after the last waiter has gone.
 const KEEP_OPEN: Duration = Duration::from_secs(10);
@@ -69,6 +70,7 @@ pub(crate) struct PathQueue {
     state: Mutex<State>,
     /// A user came or went, or a waiter registered.
     changed: Notify,
+    _counted: whitebox::GaugeGuard<'static>,
 }
 
 /// The contended paths of one client.
@@ -184,6 +186,7 @@ impl PathQueue {
                 warned_of_deeper_key: false,
             }),
             changed: Notify::new(),
+            _counted: whitebox::QUEUES.enter(),
         }
     }
 

@@ -51,6 +51,20 @@ fn the_deadline_counts_from_the_send_and_moves_only_with_proof() {
     assert_eq!(renewal.deadline(), at(9_002));
 }
 
+/// On a slow network the answer alone may take most of the limit; the proof has one of its own.
+#[test]
+fn the_limit_of_an_attempt_is_that_of_each_question() {
+    let mut renewal = exclusive();
+    let limit = timing().attempt_limit;
+    let first = begun(&renewal.step(at(1), Event::Tick));
+    let actions = renewal.step(at(2_400), acked(first, 2, 7, 7));
+    assert!(actions.contains(&Action::Prove { attempt: first }));
+    let actions = renewal.step(at(4_800), Event::Tick);
+    assert!(!actions.contains(&Action::Abort { attempt: first }), "given up before its answer");
+    let actions = renewal.step(at(2_400) + limit, Event::Tick);
+    assert!(actions.contains(&Action::Abort { attempt: first }));
+}
+
 #[test]
 fn a_deposed_leaders_answer_never_counts() {
     for (ack_term, ack_highest, read_term, read_highest) in

@@ -72,7 +72,7 @@ impl Group {
                         End::Broken(broken) => {
                             if broken.kind.is_none_or(|kind| kind == ErrorKind::Rejected) {
                                 let connection = &stream.connection;
-                                self.core.distrust(member, Purpose::Watches, connection).await;
+                                self.core.distrust(member, Purpose::Watches, connection);
                             }
                             broken
                         }

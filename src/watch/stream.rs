@@ -154,7 +154,7 @@ impl Stream {
             Either::Second(()) => Broken::because("no answer in time"),
         };
         if broken.kind.is_none() {
-            core.distrust(member, Purpose::Watches, &connection).await;
+            core.distrust(member, Purpose::Watches, &connection);
         }
         Err(broken)
     }

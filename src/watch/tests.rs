@@ -473,14 +473,14 @@ fn a_consumer_that_falls_behind_gets_the_range() {
     let writer = Writer::new(&server);
     let sink = QueueSink::with_capacity(4, Parker::new());
     let _watching = watch(&client, "/o/", 2, sink.clone());
-    // One that catches up would get all of it in one delivery.
-    eventually(SOON, "the watch stands", || watchers(&server) == 1.0);
+    // One that still catches up would get all of it in one delivery: wait until it is served.
+    let mut reached = writer.put("/o/first", "");
+    let mut state = BTreeMap::from([("/o/first".to_owned(), (reached, String::new()))]);
+    eventually(SOON, "the watch is served", || sink.poll().is_some());
     for n in 0..50 {
         writer.put(&format!("/o/{}", n % 5), &n.to_string());
     }
     let last = writer.put("/o/last", "");
-    let mut state: BTreeMap<String, (i64, String)> = BTreeMap::new();
-    let mut reached = 0;
     let mut resyncs = 0;
     while reached < last {
         let limit = client.core().clock.now() + SOON;
