@@ -52,10 +52,12 @@ fn the_table_of_outcomes() {
     assert!(!jobs.is_empty(), "no cell has such a name");
     let queue = Arc::new(Mutex::new(jobs.iter().copied().collect::<VecDeque<Job>>()));
     let (tell, told) = channel();
-    for _ in 0..CREW {
-        let (rows, queue, tell) = (rows.clone(), queue.clone(), tell.clone());
-        thread::spawn(move || work(&rows, &queue, &tell));
-    }
+    let crew: Vec<_> = (0..CREW)
+        .map(|_| {
+            let (rows, queue, tell) = (rows.clone(), queue.clone(), tell.clone());
+            thread::spawn(move || work(&rows, &queue, &tell))
+        })
+        .collect();
     drop(tell);
     let mut open: Vec<Job> = jobs.clone();
     let mut failures = BTreeMap::new();
@@ -75,6 +77,10 @@ fn the_table_of_outcomes() {
         if !report.differs.is_empty() {
             failures.insert((row, position(situation)), report.differs);
         }
+    }
+    if open.is_empty() {
+        // They stop their servers.
+        crew.into_iter().for_each(|worker| worker.join().unwrap());
     }
     assert!(failures.is_empty(), "{}", as_table(&rows, &failures, jobs.len()));
 }
