@@ -187,7 +187,10 @@ impl<'a> Stage<'a> {
             (value.unwrap_or_else(|_| "panicked".to_owned()), ended, since)
         });
         let answers_since = self.let_etcd_answer().max(ended);
-        let amiss = self.look_what_is_left(answers_since);
+        let mut amiss = self.look_what_is_left(answers_since);
+        if self.proxy.awaits_request() {
+            amiss.push("no request was made whose answer could be lost".to_owned());
+        }
         let after = ended.saturating_duration_since(since.unwrap_or(begun));
         *self.seen.lock() = Some(Seen { value, after, amiss });
     }
