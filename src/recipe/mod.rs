@@ -64,8 +64,7 @@ pub trait Recipe: HasCore {
         self.core().state()
     }
 
-    /// Calls `listener` with each new state. If the state has changed before, the listener first
-    /// hears of the current one.
+    /// Calls `listener` with the state at present, then with each new one.
     fn add_connection_state_listener(
         &self,
         listener: impl Fn(&ConnectionState) + Send + Sync + 'static,
