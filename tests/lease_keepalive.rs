@@ -73,7 +73,7 @@ fn connections_that_are_reset_again_and_again_lose_nothing() {
 
 /// On a slow network the deadline still counts from the send, of the grant and of every renewal.
 #[test]
-fn the_deadline_counts_from_the_send() {
+fn serial_the_deadline_counts_from_the_send() {
     let _machine = MACHINE.read();
     let ttl = ttl();
     let etcd = EtcdServer::start().unwrap();
@@ -346,7 +346,7 @@ fn a_lease_that_is_denied_too_early_is_asked_for_again() {
 
 /// A saturated CPU, sleeping listeners and a flood of watched writes do not delay renewals.
 #[test]
-fn renewals_go_out_in_time_on_a_busy_machine() {
+fn serial_renewals_go_out_in_time_on_a_busy_machine() {
     let _machine = MACHINE.write();
     let ttl = ttl();
     let etcd = EtcdServer::start().unwrap();
