@@ -144,14 +144,22 @@ fn a_short_and_a_long_outage_and_a_restart_are_told_in_order_and_in_time() {
     let second_guard = second.lock_owned().unwrap();
     heard_second.wait(Reconnected);
 
+    // Away for as long as it takes to start and elect, which a short TTL need not outlast.
     etcd.restart().unwrap();
-    wait_just_renewed(&guard.hold(), ttl);
-    assert!(guard.verify().unwrap() && second_guard.verify().unwrap(), "a restart is survived");
-    eventually(LIMIT, "all is well", || {
-        [&first, &second].iter().all(|mutex| mutex.connection_state() == Reconnected)
-    });
-    assert!(guard.unlock() && second_guard.unlock());
-    assert_eq!(losses.lock().len(), 2, "a loss was told twice");
+    let mut lost = 2;
+    for (mutex, guard) in [(&first, guard), (&second, second_guard)] {
+        if !guard.verify().unwrap() {
+            lost += 1;
+            drop(guard);
+            assert!(mutex.lock_owned().unwrap().unlock());
+            continue;
+        }
+        eventually(LIMIT, "all is well", || mutex.connection_state() == Reconnected);
+        assert!(guard.unlock());
+    }
+    eventually(LIMIT, "each loss is told", || losses.lock().len() >= lost);
+    assert_eq!(losses.lock().len(), lost, "a loss was told twice");
+    assert_eq!((first.connection_state(), second.connection_state()), (Reconnected, Reconnected));
 
     eventually(LIMIT, "both listeners have heard the last state", || {
         heard.last().map(|(_, state)| state) == late.last().map(|(_, state)| state)
