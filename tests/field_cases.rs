@@ -1,5 +1,5 @@
 //! Field reports on holding a lock: how long it lasts, what is told of its end, and what its
-//! holder may still do. The case ids are those that `tests/README.md` maps.
+//! holder may still do. Each test names its case.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
