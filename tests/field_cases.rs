@@ -584,15 +584,19 @@ fn a_cancel_beside_a_success_leaves_no_key() {
     let (ours, theirs) = (connect(&etcd), connect(&etcd));
     let (holder, mutex) = (short(&theirs, "/locks/a"), short(&ours, "/locks/a"));
     let ((), mut usual) = timed(|| assert!(mutex.lock().unwrap().unlock()));
+    // A key that was left behind would stand in the way for ever, since its lease is renewed.
+    let enter = |mutex: &Mutex| {
+        mutex.try_lock_owned_for(LIMIT).map(|guard| guard.expect("a key was left behind"))
+    };
     let (mut taken, mut interrupted) = (0, 0);
     let limit = rounds(300, 5_000);
     for round in 0..limit {
         // Every other time the success is a turn that comes, and not a free lock.
-        let guard = (round % 2 == 1).then(|| holder.lock_owned().unwrap());
+        let guard = (round % 2 == 1).then(|| enter(&holder).unwrap());
         let token = CancelToken::new();
         let (outcome, took) = thread::scope(|scope| {
-            let acquirer =
-                scope.spawn(|| timed(|| token.scope(|| mutex.lock().map(|guard| guard.unlock()))));
+            let acquirer = scope
+                .spawn(|| timed(|| token.scope(|| enter(&mutex).map(OwnedMutexGuard::unlock))));
             if let Some(guard) = guard {
                 wait_contenders(&holder, 2);
                 let releaser = scope.spawn(move || assert!(guard.unlock()));
@@ -618,7 +622,7 @@ fn a_cancel_beside_a_success_leaves_no_key() {
         }
     }
     println!("{taken} taken, {interrupted} interrupted");
-    assert!(taken > limit / 20 && interrupted > limit / 20, "{taken} and {interrupted}");
+    assert!(taken > limit / 100 && interrupted > limit / 100, "{taken} and {interrupted}");
     wait_keys(&etcd, "/locks/", 0);
     assert!(holder.try_lock().unwrap().expect("a key was left behind").unlock());
 }
