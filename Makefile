@@ -1,6 +1,6 @@
 # What people and the CI run. Each target brings the programs it needs, see scripts/bootstrap.
 
-FEATURES := --features testing,tls
+FEATURES := --features testing,tls,json
 
 .PHONY: demo test test-full bench lint docs bootstrap
 
