@@ -167,13 +167,11 @@ impl Hold {
         let core = &self.contender.core;
         let budget = RELEASE_LIMIT.min(self.session.remaining());
         let Some(ticket) = self.ticket.lock().take() else { return true };
-        let leaving = leave(self.contender.clone(), ticket, self.create_revision);
         if core.on_io_thread() {
-            core.runtime.spawn(async move {
-                let _ = leaving.await;
-            });
+            self.leave_in_background(ticket);
             return true;
         }
+        let leaving = leave(self.contender.clone(), ticket, self.create_revision);
         let until = core.clock.now() + budget;
         let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
         !matches!(left, Some(Ok(Left::Gone)))
@@ -184,11 +182,15 @@ impl Hold {
         if self.end()
             && let Some(ticket) = self.ticket.lock().take()
         {
-            let leaving = leave(self.contender.clone(), ticket, self.create_revision);
-            self.contender.core.runtime.spawn(async move {
-                let _ = leaving.await;
-            });
+            self.leave_in_background(ticket);
         }
+    }
+
+    fn leave_in_background(&self, ticket: Ticket) {
+        let leaving = leave(self.contender.clone(), ticket, self.create_revision);
+        self.contender.core.runtime.spawn(async move {
+            let _ = leaving.await;
+        });
     }
 
     /// The flag flips before the delete is sent: nobody is inside while believing otherwise.
@@ -240,10 +242,7 @@ impl Hold {
         if reason == LossReason::KeyOverwritten {
             // A stranger's write keeps the create revision and drops the lease, so the key would
             // stay and block the queue.
-            let leaving = leave(self.contender.clone(), ticket, self.create_revision);
-            self.contender.core.runtime.spawn(async move {
-                let _ = leaving.await;
-            });
+            self.leave_in_background(ticket);
         } else {
             ticket.settle();
         }
