@@ -171,7 +171,7 @@ impl Presence {
     ) -> Result<()> {
         let establish = async {
             let fresh = self.grant(until).await?;
-            let doomed = RevokeUnlessKept { presence: self, lease: Some(fresh.lease.id) };
+            let doomed = Doomed { presence: self, leases: vec![fresh.lease.id] };
             if self.owner.establish(fresh.lease).await? {
                 Ok((fresh, doomed))
             } else {
@@ -184,8 +184,8 @@ impl Presence {
                 Err(Error::interrupted("starting"))
             }
             Either::First(established) => {
-                let (fresh, doomed) = established?;
-                doomed.keep();
+                let (fresh, mut doomed) = established?;
+                doomed.spare(fresh.lease.id);
                 self.run(fresh);
                 Ok(())
             }
@@ -302,13 +302,14 @@ impl Presence {
                 format!("{}: healing is switched off", self.recipe.identity()),
             ));
         }
+        let mut doomed = Doomed { presence: self, leases: vec![old] };
         let mut attempt = 0;
         let mut told = None;
         loop {
             let error = {
                 // Mass expiry: heal some at a time, and let the rest wait their turn.
                 let _place = self.core.heals.acquire().await;
-                match self.try_heal(old).await {
+                match self.try_heal(old, &mut doomed).await {
                     Ok(Some(fresh)) => return Ok(fresh),
                     Ok(None) => return Err(not_ours(self.recipe.identity())),
                     Err(error) => error,
@@ -333,7 +334,16 @@ impl Presence {
     }
 
     /// One try: adopt the old lease if it lives, else grant a new one. `None`: not ours any more.
-    async fn try_heal(self: &Arc<Presence>, old: i64) -> Result<Option<Fresh>> {
+    ///
+    /// Before a new lease's keys are created, every earlier lease of ours has to be over. One that
+    /// etcd has not come to end yet, or one on which an earlier try put keys without hearing of
+    /// it, still has its keys, and to an owner who creates them where they are free our own look
+    /// like somebody else's.
+    async fn try_heal(
+        self: &Arc<Presence>,
+        old: i64,
+        doomed: &mut Doomed<'_>,
+    ) -> Result<Option<Fresh>> {
         let until = self.core.clock.now() + self.resilience.get_heal_operation_timeout();
         if let Some(fresh) = self.revive(old, until).await? {
             let ours = match self.owner.key() {
@@ -344,17 +354,18 @@ impl Presence {
                 None => true,
             };
             if ours || self.owner.establish(fresh.lease).await? {
+                doomed.spare(old);
                 return Ok(Some(fresh));
             }
-            self.revoke_in_background(old);
             return Ok(None);
         }
+        doomed.end_all(until).await?;
         let fresh = self.grant(until).await?;
-        let doomed = RevokeUnlessKept { presence: self, lease: Some(fresh.lease.id) };
+        doomed.leases.push(fresh.lease.id);
         let limit = self.core.clock.sleep_until(until);
         match race(self.owner.establish(fresh.lease), limit).await {
             Either::First(Ok(true)) => {
-                doomed.keep();
+                doomed.spare(fresh.lease.id);
                 Ok(Some(fresh))
             }
             Either::First(Ok(false)) => Ok(None),
@@ -366,9 +377,10 @@ impl Presence {
         }
     }
 
-    /// Renews the old lease once, if etcd still has it.
+    /// Renews the old lease once, if etcd still has it. Whether it does is not for its remaining
+    /// time to say: that comes in whole seconds, so the last of them looks like none.
     async fn revive(&self, old: i64, until: Instant) -> Result<Option<Fresh>> {
-        if self.core.time_to_live("lease revival", old, until).await?.is_none_or(|ttl| ttl <= 0) {
+        if self.core.time_to_live("lease revival", old, until).await?.is_none() {
             return Ok(None);
         }
         let Some((sent, ttl)) = keeper::renew_once(&self.core, old, until).await? else {
@@ -480,21 +492,30 @@ fn not_ours(identity: &str) -> Error {
     )
 }
 
-/// A lease granted for a heal that may yet fail, or be dropped half way.
-struct RevokeUnlessKept<'a> {
+/// Leases that are to end, unless one of them is spared. Dropped half way (a failure, a close),
+/// they are ended in the background.
+struct Doomed<'a> {
     presence: &'a Presence,
-    lease: Option<i64>,
+    leases: Vec<i64>,
 }
 
-impl RevokeUnlessKept<'_> {
-    fn keep(mut self) {
-        self.lease = None;
+impl Doomed<'_> {
+    fn spare(&mut self, lease: i64) {
+        self.leases.retain(|doomed| *doomed != lease);
+    }
+
+    async fn end_all(&mut self, until: Instant) -> Result<()> {
+        while let Some(lease) = self.leases.last() {
+            self.presence.core.revoke("lease revoke", *lease, until).await?;
+            self.leases.pop();
+        }
+        Ok(())
     }
 }
 
-impl Drop for RevokeUnlessKept<'_> {
+impl Drop for Doomed<'_> {
     fn drop(&mut self) {
-        if let Some(lease) = self.lease {
+        for lease in self.leases.drain(..) {
             self.presence.revoke_in_background(lease);
         }
     }
