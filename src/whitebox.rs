@@ -43,6 +43,7 @@ impl Gauge {
         GaugeGuard(self)
     }
 
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }

@@ -300,7 +300,7 @@ impl Core {
             one.lose();
         }
         let confirmed = self.cleanup_all(&owned, until);
-        let slack_ends = self.clock.now().max(until - CLOSE_LIMIT) + CLOSE_SLACK;
+        let slack_ends = self.clock.now() + CLOSE_SLACK;
         for one in &owned {
             one.finish(slack_ends.saturating_since(self.clock.now()));
         }
