@@ -161,10 +161,7 @@ impl BarrierBuilder {
     /// half the TTL or more, renewals that do not fit the TTL. `Closed`, `Forked`.
     pub fn build(self) -> Result<Barrier> {
         let path = identity::checked_path(self.path)?;
-        let client_id = match self.client_id {
-            Some(id) => identity::checked_client_id(id)?,
-            None => self.client.client_id().to_owned(),
-        };
+        let client_id = self.client.recipe_id(self.client_id)?;
         let timing = LeaseTiming::for_ttl(self.ttl, &self.resilience)?;
         self.client.check_usable()?;
         let core = self.client.core().clone();

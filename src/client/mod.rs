@@ -194,6 +194,14 @@ impl Client {
         self.core().closed.is_cancelled()
     }
 
+    /// The id a recipe goes by: one of its own, checked, or this client's.
+    pub(crate) fn recipe_id(&self, own: Option<String>) -> Result<String> {
+        match own {
+            Some(id) => identity::checked_client_id(id),
+            None => Ok(self.client_id().to_owned()),
+        }
+    }
+
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.core().check_usable()
     }

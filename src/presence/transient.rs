@@ -159,10 +159,7 @@ impl<V, C> TransientBuilder<V, C> {
         V: Into<C::Item>,
     {
         let key = identity::checked_path(self.key)?;
-        let client_id = match self.client_id {
-            Some(id) => identity::checked_client_id(id)?,
-            None => self.client.client_id().to_owned(),
-        };
+        let client_id = self.client.recipe_id(self.client_id)?;
         let timing = LeaseTiming::for_ttl(self.ttl, &self.resilience)?;
         let value = codec::encode(&self.codec, &key, &self.value.into())?;
         self.client.check_usable()?;
