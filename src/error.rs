@@ -42,12 +42,24 @@ pub enum ErrorKind {
     /// A key under the path would block for ever: it has no lease, or belongs to another recipe.
     /// [`Error::key`] names it.
     ForeignKey,
+    /// Waiting would never end: a thread that reads asked to write, or one that holds a lock asked
+    /// for it by another way.
+    WouldDeadlock,
+    /// A semaphore was made for another number of permits than its path has.
+    PermitMismatch {
+        /// What this semaphore was made for.
+        expected: u32,
+        /// What stands in etcd.
+        found: u32,
+    },
     /// etcd refused the request for a reason of its own; the message is etcd's.
     Rejected,
     /// The owner's `establish` hook said no, failed or panicked.
     NotEstablished,
     /// A [`Codec`](crate::Codec) could not encode a value, or decode what it found.
     Codec,
+    /// The user's callback of a leadership returned an error; recorded, never thrown.
+    CallbackFailed,
     /// A listener of the user's panicked; recorded, never thrown.
     ListenerPanicked,
     /// Closing could not confirm that everything was removed; etcd's TTL finishes it.

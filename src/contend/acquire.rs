@@ -1,16 +1,22 @@
 //! One acquire, from the first request to the hold: what happens on the runtime while the caller
 //! waits.
 //!
-//! However it ends, its key is accounted for: it is the hold's, or it was deleted, or (no answer)
-//! it is left open with its session, which sees to it that a late key blocks nobody.
+//! What is asked for may stand on several paths (a set of locks) or in several keys of one path
+//! (several permits). One transaction queues for all of it, so whoever came first did so
+//! everywhere, and two who want overlapping sets cannot wait for each other.
+//!
+//! However it ends, its keys are accounted for: they are the hold's, or they were deleted, or (no
+//! answer) they are left open with their session, which sees to it that a late key blocks nobody.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Contender;
-use super::hold::{Hold, leave};
+use super::hold::Hold;
+use super::identity::ContenderMode;
+use super::leave::{Leaver, leave_all};
 use super::queue::Verdict;
-use super::requests::{self, Enqueued, Place, Tried};
+use super::requests::{self, Enqueued, Part, Place, Tried};
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
@@ -28,18 +34,27 @@ const LOOK_AROUND: Duration = Duration::from_millis(500);
 /// `try_lock` does not wait for others; this is how long it waits for etcd.
 const TRY_LIMIT: Duration = Duration::from_secs(5);
 
-/// A hold on its way to the caller; released if the caller is gone.
-pub(crate) struct Acquired(Option<Arc<Hold>>);
+/// What is asked for on one path.
+#[derive(Clone)]
+pub(crate) struct Wish {
+    pub(crate) contender: Arc<Contender>,
+    pub(crate) mode: ContenderMode,
+    /// How many keys: one, save for several permits at once.
+    pub(crate) keys: usize,
+}
+
+/// Holds on their way to the caller, one per wish; released if the caller is gone.
+pub(crate) struct Acquired(Vec<Arc<Hold>>);
 
 impl Acquired {
-    pub(crate) fn into_hold(mut self) -> Result<Arc<Hold>> {
-        self.0.take().ok_or_else(|| Error::internal("a hold was handed out twice"))
+    pub(crate) fn into_holds(mut self) -> Vec<Arc<Hold>> {
+        std::mem::take(&mut self.0)
     }
 }
 
 impl Drop for Acquired {
     fn drop(&mut self) {
-        if let Some(hold) = self.0.take() {
+        for hold in self.0.drain(..) {
             hold.release_in_background();
         }
     }
@@ -52,16 +67,82 @@ enum Leaving {
     Abandoned,
 }
 
+/// One wish with its place in a session: a ticket per key.
+struct Lane {
+    wish: Wish,
+    tickets: Vec<Ticket>,
+}
+
+impl Lane {
+    fn part(&self) -> Part<'_> {
+        let contender = &self.wish.contender;
+        Part {
+            layout: &contender.layout,
+            mode: self.wish.mode,
+            keys: self.tickets.iter().map(Ticket::key).collect(),
+            value: contender.identity(self.wish.mode),
+            lease: self.tickets[0].session().lease(),
+            count: contender.count.as_ref().map_or(0, |count| count.current()),
+        }
+    }
+}
+
+/// A try's keys. They are put, looked at and taken away together.
+struct Lanes(Vec<Lane>);
+
+impl Lanes {
+    fn parts(&self) -> Vec<Part<'_>> {
+        self.0.iter().map(Lane::part).collect()
+    }
+
+    /// A key that stands for all of them.
+    fn first_key(&self) -> &[u8] {
+        self.first().key()
+    }
+
+    fn first(&self) -> &Ticket {
+        &self.0[0].tickets[0]
+    }
+
+    fn tickets(&self) -> impl Iterator<Item = &Ticket> {
+        self.0.iter().flat_map(|lane| &lane.tickets)
+    }
+
+    /// Nothing of this try stands in etcd, nor can it come to.
+    fn settle(self) {
+        self.0.into_iter().flat_map(|lane| lane.tickets).for_each(Ticket::settle);
+    }
+
+    /// The try may still be applied.
+    fn leave_open(self) {
+        for lane in self.0 {
+            for ticket in lane.tickets {
+                lane.wish.contender.leave_open(ticket);
+            }
+        }
+    }
+
+    fn into_leavers(self) -> Vec<Leaver> {
+        let leaver = |lane: Lane| Leaver { contender: lane.wish.contender, tickets: lane.tickets };
+        self.0.into_iter().map(leaver).collect()
+    }
+}
+
 /// What became of one try to join the queue.
 enum Joined {
-    In(Ticket, Enqueued),
-    /// Nothing stands; try again with a new key.
+    In {
+        lanes: Lanes,
+        create_revision: i64,
+        places: Vec<Place>,
+    },
+    /// Nothing stands; try again with new keys.
     Again,
     Out(Leaving),
 }
 
 struct Acquire {
-    contender: Arc<Contender>,
+    /// Never empty.
+    wishes: Vec<Wish>,
     limit: Option<Instant>,
     abandon: Abandon,
     /// When etcd last answered anything of this call.
@@ -72,29 +153,29 @@ struct Acquire {
 
 /// Waits for the turn, until `limit`; `Ok(None)` only if somebody was seen ahead.
 pub(crate) async fn acquire(
-    contender: Arc<Contender>,
+    wishes: Vec<Wish>,
     limit: Option<Instant>,
     abandon: Abandon,
 ) -> Result<Option<Acquired>> {
-    let heard = contender.core.clock.now();
-    let mut call = Acquire { contender, limit, abandon, heard, placed: false };
+    let mut call = Acquire::new(wishes, limit, abandon)?;
     loop {
-        let ticket = match call.ticket().await? {
-            Either::First(ticket) => ticket,
+        let lanes = match call.lanes().await? {
+            Either::First(lanes) => lanes,
             Either::Second(leaving) => return call.leave_empty_handed(leaving),
         };
-        let (ticket, enqueued) = match call.join(ticket).await? {
-            Joined::In(ticket, enqueued) => (ticket, enqueued),
+        let (lanes, create_revision, places) = match call.join(lanes).await? {
+            Joined::In { lanes, create_revision, places } => (lanes, create_revision, places),
             Joined::Again => continue,
             Joined::Out(leaving) => return call.leave_empty_handed(leaving),
         };
-        let turn = match enqueued.place {
-            Place::First => Turn::Ours(ticket),
-            Place::Behind | Place::Unclear => call.wait_for_turn(ticket, &enqueued).await?,
+        let turn = if places.iter().all(|place| *place == Place::Inside) {
+            Turn::Ours(lanes)
+        } else {
+            call.wait_for_turn(lanes, create_revision).await?
         };
         match turn {
-            Turn::Ours(ticket) => {
-                if let Some(acquired) = call.hold(ticket, enqueued.create_revision) {
+            Turn::Ours(lanes) => {
+                if let Some(acquired) = call.hold(lanes, create_revision) {
                     return Ok(Some(acquired));
                 }
             }
@@ -104,69 +185,91 @@ pub(crate) async fn acquire(
     }
 }
 
-/// Takes the hold if nobody has it or waits for it; writes nothing otherwise.
-pub(crate) async fn try_acquire(
-    contender: Arc<Contender>,
-    abandon: Abandon,
-) -> Result<Option<Acquired>> {
-    let core = contender.core.clone();
-    let heard = core.clock.now();
-    let limit = heard + TRY_LIMIT.min(core.operation_timeout());
-    let mut call =
-        Acquire { contender: contender.clone(), limit: Some(limit), abandon, heard, placed: false };
+/// Takes the hold if nobody is in the way; writes nothing otherwise.
+pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<Option<Acquired>> {
+    let core = match wishes.first() {
+        Some(wish) => wish.contender.core.clone(),
+        None => return Err(Error::internal("an acquire of nothing")),
+    };
+    let limit = core.clock.now() + TRY_LIMIT.min(core.operation_timeout());
+    let counted = wishes.iter().any(|wish| wish.contender.count.is_some());
+    let mut call = Acquire::new(wishes, Some(limit), abandon)?;
+    if counted {
+        // How many stand there cannot be compared inside etcd: look first.
+        return match call.look_for_room().await? {
+            Either::First(true) => call.try_by_joining().await,
+            Either::First(false) => Ok(None),
+            Either::Second(leaving) => call.leave_empty_handed(leaving),
+        };
+    }
     loop {
-        let ticket = match call.ticket().await? {
-            Either::First(ticket) => ticket,
+        let lanes = match call.lanes().await? {
+            Either::First(lanes) => lanes,
             Either::Second(leaving) => return call.leave_empty_handed(leaving),
         };
-        let (prefix, key) = (&contender.prefix, ticket.key().to_vec());
-        let lease = ticket.session().lease();
-        let txn = requests::enqueue_if_empty(prefix, &key, &contender.identity(), lease);
-        let request = core.txn("try_lock", &key, Kind::Write, txn, call.until());
+        let txn = requests::enqueue_if_empty(&lanes.parts());
+        let request = core.txn("try_lock", lanes.first_key(), Kind::Write, txn, call.until());
         let answer = match call.in_time(request).await {
             Either::First(answer) => answer,
             Either::Second((leaving, None)) => {
-                contender.leave_open(ticket);
+                lanes.leave_open();
                 return call.leave_empty_handed(leaving);
             }
             // Answered in the last moment: as good as in time.
             Either::Second((_, Some(answer))) => answer,
         };
-        let create_revision = match answer {
-            Ok(response) => match requests::tried(&response, prefix) {
-                Tried::Held { create_revision } => create_revision,
+        let joined = match answer {
+            Ok(response) => match requests::tried(&response, &lanes.parts()) {
+                Tried::Held { create_revision } => {
+                    Joined::In { lanes, create_revision, places: Vec::new() }
+                }
                 Tried::Busy => {
-                    ticket.settle();
+                    lanes.settle();
                     return Ok(None);
                 }
-                Tried::OnlyDeeperKeys => return call.try_past_deeper_keys(ticket).await,
+                Tried::NothingInTheWay => {
+                    lanes.settle();
+                    return call.try_by_joining().await;
+                }
             },
             // Applied only if the queue was empty, so a key that is seen holds.
-            Err(error) => match call.recognise(ticket, error).await? {
-                Joined::In(ticket, enqueued) => match call.hold(ticket, enqueued.create_revision) {
-                    Some(acquired) => return Ok(Some(acquired)),
-                    None => continue,
-                },
-                Joined::Again => continue,
-                Joined::Out(leaving) => return call.leave_empty_handed(leaving),
-            },
+            Err(error) => call.recognise(lanes, error).await?,
         };
-        if let Some(acquired) = call.hold(ticket, create_revision) {
-            return Ok(Some(acquired));
+        match joined {
+            Joined::In { lanes, create_revision, .. } => {
+                if let Some(acquired) = call.hold(lanes, create_revision) {
+                    return Ok(Some(acquired));
+                }
+            }
+            Joined::Again => {}
+            Joined::Out(leaving) => return call.leave_empty_handed(leaving),
         }
     }
 }
 
 enum Turn {
-    Ours(Ticket),
+    Ours(Lanes),
     Again,
     Out(Leaving),
 }
 
 impl Acquire {
+    fn new(wishes: Vec<Wish>, limit: Option<Instant>, abandon: Abandon) -> Result<Acquire> {
+        let Some(first) = wishes.first() else {
+            return Err(Error::internal("an acquire of nothing"));
+        };
+        let heard = first.contender.core.clock.now();
+        Ok(Acquire { wishes, limit, abandon, heard, placed: false })
+    }
+
+    /// The contender that speaks for all.
+    fn lead(&self) -> &Arc<Contender> {
+        &self.wishes[0].contender
+    }
+
     /// When this call gives up if etcd stays silent.
     fn silent_at(&self) -> Instant {
-        self.heard + self.contender.core.operation_timeout()
+        self.heard + self.lead().core.operation_timeout()
     }
 
     fn until(&self) -> Instant {
@@ -174,16 +277,33 @@ impl Acquire {
     }
 
     fn hear(&mut self) {
-        self.heard = self.contender.core.clock.now();
+        self.heard = self.lead().core.clock.now();
     }
 
     /// Ready when the caller's limit has passed or the caller has left.
     async fn leaving(&self) -> Leaving {
         let limit = self.limit.unwrap_or(Instant::FAR_FUTURE);
-        match race(self.abandon.fired(), self.contender.core.clock.sleep_until(limit)).await {
-            Either::First(()) => Leaving::Abandoned,
+        let gone = race(self.abandon.fired(), self.one_is_closed());
+        match race(gone, self.lead().core.clock.sleep_until(limit)).await {
+            Either::First(_) => Leaving::Abandoned,
             Either::Second(()) => Leaving::Limit,
         }
+    }
+
+    /// Ready when a recipe of a set is closed. Of a single one the caller hears by itself.
+    async fn one_is_closed(&self) {
+        if self.wishes.len() == 1 {
+            return std::future::pending().await;
+        }
+        let closed = |wish: &Wish| wish.contender.recipe.clone();
+        let recipes: Vec<_> = self.wishes.iter().map(closed).collect();
+        let mut closings: Vec<_> =
+            recipes.iter().map(|recipe| Box::pin(recipe.closed().cancelled())).collect();
+        std::future::poll_fn(|context| {
+            let closed = closings.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
+            if closed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
     }
 
     /// Awaits a request, and for a last moment beyond the point at which the caller leaves: cut
@@ -196,7 +316,7 @@ impl Acquire {
         match race(&mut request, self.leaving()).await {
             Either::First(answer) => Either::First(answer),
             Either::Second(leaving) => {
-                let last_moment = self.contender.core.clock.sleep(LAST_MOMENT);
+                let last_moment = self.lead().core.clock.sleep(LAST_MOMENT);
                 let answer = match race(&mut request, last_moment).await {
                     Either::First(answer) => Some(answer),
                     Either::Second(()) => None,
@@ -210,215 +330,350 @@ impl Acquire {
         match leaving {
             Leaving::Limit if self.placed => Ok(None),
             Leaving::Limit => Err(self.unreachable("the limit passed before etcd answered")),
-            Leaving::Abandoned => Err(Error::interrupted("acquire")),
+            Leaving::Abandoned => {
+                for wish in &self.wishes {
+                    wish.contender.recipe.check_open()?;
+                }
+                Err(Error::interrupted("acquire"))
+            }
         }
     }
 
     fn unreachable(&self, why: &str) -> Error {
-        let identity = self.contender.recipe.identity();
+        let identity = self.lead().recipe.identity();
         Error::new(ErrorKind::Unreachable, format!("{identity}: {why}"))
     }
 
     /// A refusal that came because time was up is the limit's doing.
     fn judge_error(&self, error: Error) -> Result<Leaving> {
-        let past = |limit| self.contender.core.clock.now() >= limit;
+        let past = |limit| self.lead().core.clock.now() >= limit;
         if error.is_unreachable() && self.limit.is_some_and(past) {
             return Ok(Leaving::Limit);
         }
         Err(error)
     }
 
-    async fn ticket(&self) -> Result<Either<Ticket, Leaving>> {
-        let Contender { core, recipe, session, prefix, .. } = &*self.contender;
-        let ticket = core.sessions.ticket(core, *session, prefix, recipe, self.until());
-        match race(ticket, self.leaving()).await {
-            Either::First(Ok(ticket)) => Ok(Either::First(ticket)),
+    /// A place in a living session for every key.
+    async fn lanes(&self) -> Result<Either<Lanes, Leaving>> {
+        let mut lanes = Vec::with_capacity(self.wishes.len());
+        for wish in &self.wishes {
+            wish.contender.recipe.check_open()?;
+            match self.tickets(wish).await? {
+                Either::First(tickets) => lanes.push(Lane { wish: wish.clone(), tickets }),
+                Either::Second(leaving) => {
+                    Lanes(lanes).settle();
+                    return Ok(Either::Second(leaving));
+                }
+            }
+        }
+        Ok(Either::First(Lanes(lanes)))
+    }
+
+    async fn tickets(&self, wish: &Wish) -> Result<Either<Vec<Ticket>, Leaving>> {
+        let Contender { core, .. } = &*wish.contender;
+        let tickets = core.sessions.tickets(&wish.contender, wish.keys, self.until());
+        match race(tickets, self.leaving()).await {
+            Either::First(Ok(tickets)) => Ok(Either::First(tickets)),
             Either::First(Err(error)) => self.judge_error(error).map(Either::Second),
             Either::Second(leaving) => Ok(Either::Second(leaving)),
         }
     }
 
-    /// Sends the key and finds out where it stands.
-    async fn join(&mut self, ticket: Ticket) -> Result<Joined> {
-        let contender = self.contender.clone();
-        let key = ticket.key().to_vec();
-        let lease = ticket.session().lease();
-        let txn = requests::enqueue(&contender.prefix, &key, &contender.identity(), lease);
-        let request = contender.core.txn("lock", &key, Kind::Write, txn, self.until());
+    /// Sends the keys and finds out where they stand.
+    async fn join(&mut self, lanes: Lanes) -> Result<Joined> {
+        let core = self.lead().core.clone();
+        let parts = lanes.parts();
+        let txn = requests::enqueue(&parts);
+        let request = core.txn("lock", lanes.first_key(), Kind::Write, txn, self.until());
         let (answer, leaving) = match self.in_time(request).await {
             Either::First(answer) => (answer, None),
             Either::Second((leaving, Some(answer))) => (answer, Some(leaving)),
             Either::Second((leaving, None)) => {
-                contender.leave_open(ticket);
+                drop(parts);
+                lanes.leave_open();
                 return Ok(Joined::Out(leaving));
             }
         };
         let response = match answer {
             Ok(response) => response,
-            Err(error) => return self.recognise(ticket, error).await,
+            Err(error) => {
+                drop(parts);
+                return self.recognise(lanes, error).await;
+            }
         };
         self.hear();
-        let Some(enqueued) = requests::enqueued(&response, &contender.prefix, &key) else {
-            contender.leave_open(ticket);
-            return Err(Error::internal("a contender's key existed before it was made"));
+        let enqueued = requests::enqueued(&response, &parts);
+        drop(parts);
+        let (create_revision, places) = match enqueued {
+            Enqueued::In { create_revision, places } => (create_revision, places),
+            Enqueued::OtherCount(found) => {
+                lanes.settle();
+                let until = self.until();
+                self.lead().settle_count(found, until).await?;
+                return Ok(leaving.map_or(Joined::Again, Joined::Out));
+            }
+            Enqueued::Existed => {
+                lanes.leave_open();
+                return Err(Error::internal("a contender's key existed before it was made"));
+            }
         };
-        self.placed |= enqueued.place == Place::Behind;
+        for lane in &lanes.0 {
+            if let Some(count) = &lane.wish.contender.count {
+                count.agree(count.current());
+            }
+        }
+        self.placed |= places.contains(&Place::Behind);
         match leaving {
-            None => Ok(Joined::In(ticket, enqueued)),
             // The turn came in the very last moment.
-            Some(_) if enqueued.place == Place::First => Ok(Joined::In(ticket, enqueued)),
-            Some(leaving) => {
-                self.withdraw(ticket, enqueued.create_revision).await;
+            Some(leaving) if places.iter().any(|place| *place != Place::Inside) => {
+                self.withdraw(lanes, create_revision).await;
                 Ok(Joined::Out(leaving))
             }
+            _ => Ok(Joined::In { lanes, create_revision, places }),
         }
     }
 
-    /// An enqueue failed. If its outcome is unknown, the own key decides: seen, it counts; not
-    /// seen decides nothing, so the attempt stays open and the next uses another key and lease.
-    async fn recognise(&mut self, ticket: Ticket, error: Error) -> Result<Joined> {
-        let contender = self.contender.clone();
+    /// An enqueue failed. If its outcome is unknown, an own key decides for all: seen, it counts;
+    /// not seen decides nothing, so the attempt stays open and the next uses other keys and
+    /// another lease.
+    async fn recognise(&mut self, lanes: Lanes, error: Error) -> Result<Joined> {
         if error.kind() == ErrorKind::LeaseGone {
-            ticket.session().end_by(crate::LossReason::LeaseGone);
-            ticket.settle();
+            for ticket in lanes.tickets() {
+                ticket.session().end_by(crate::LossReason::LeaseGone);
+            }
+            lanes.settle();
             return Ok(Joined::Again);
         }
         if !error.is_ambiguous() {
-            ticket.settle();
+            lanes.settle();
             return self.judge_error(error).map(Joined::Out);
         }
-        let read = contender.core.range("lock", ticket.key(), None, self.until());
+        let core = self.lead().core.clone();
+        let read = core.range("lock", lanes.first_key(), None, self.until());
         let found = match race(read, self.leaving()).await {
             Either::First(Ok(response)) => {
                 self.hear();
                 response.kvs().first().map(|kv| (kv.create_revision(), kv.lease()))
             }
             Either::First(Err(error)) => {
-                contender.leave_open(ticket);
+                lanes.leave_open();
                 return self.judge_error(error).map(Joined::Out);
             }
             Either::Second(leaving) => {
-                contender.leave_open(ticket);
+                lanes.leave_open();
                 return Ok(Joined::Out(leaving));
             }
         };
         match found {
-            Some((create_revision, lease)) if lease == ticket.session().lease() => {
-                Ok(Joined::In(ticket, Enqueued { create_revision, place: Place::Unclear }))
+            Some((create_revision, lease)) if lease == lanes.first().session().lease() => {
+                let places = vec![Place::Unclear; lanes.0.len()];
+                Ok(Joined::In { lanes, create_revision, places })
             }
             _ => {
-                contender.leave_open(ticket);
+                lanes.leave_open();
                 Ok(Joined::Again)
             }
         }
     }
 
-    fn hold(&self, ticket: Ticket, create_revision: i64) -> Option<Acquired> {
-        let hold = Hold::begin(&self.contender, ticket, create_revision)?;
-        self.contender.recipe.signal(Signal::Restored);
-        if hold.is_lost() {
-            // Lost in between, the loss told first.
-            self.contender.recipe.signal(Signal::Lost);
+    /// All holds or none.
+    fn hold(&self, lanes: Lanes, create_revision: i64) -> Option<Acquired> {
+        let mut acquired = Acquired(Vec::with_capacity(lanes.0.len()));
+        let mut lanes = lanes.0.into_iter();
+        while let Some(Lane { wish, tickets }) = lanes.next() {
+            let Some(hold) = Hold::begin(&wish.contender, wish.mode, tickets, create_revision)
+            else {
+                // Those that were begun are released as they are dropped.
+                let others = Lanes(lanes.collect()).into_leavers();
+                tokio::spawn(leave_all(others, create_revision));
+                return None;
+            };
+            acquired.0.push(hold);
         }
-        Some(Acquired(Some(hold)))
+        for hold in &acquired.0 {
+            let recipe = &hold.contender().recipe;
+            recipe.signal(Signal::Restored);
+            if hold.is_lost() {
+                // Lost in between, the loss told first.
+                recipe.signal(Signal::Lost);
+            }
+        }
+        Some(acquired)
     }
 
-    /// Takes the key back, waiting for it only a moment; the rest happens in the background.
-    async fn withdraw(&self, ticket: Ticket, create_revision: i64) {
-        let task = tokio::spawn(leave(self.contender.clone(), ticket, create_revision));
-        race(task, self.contender.core.clock.sleep(LAST_MOMENT)).await;
+    /// Takes the keys back, waiting for it only a moment; the rest happens in the background.
+    async fn withdraw(&self, lanes: Lanes, create_revision: i64) {
+        let task = tokio::spawn(leave_all(lanes.into_leavers(), create_revision));
+        race(task, self.lead().core.clock.sleep(LAST_MOMENT)).await;
     }
 
-    async fn wait_for_turn(&mut self, ticket: Ticket, enqueued: &Enqueued) -> Result<Turn> {
-        let contender = self.contender.clone();
-        let core = &contender.core;
-        let created = enqueued.create_revision;
-        let session = ticket.session().clone();
-        let attached = core.queues.attach(core, &contender.prefix);
-        let queue = attached.queue();
-        let mut waiting = queue.wait_for(ticket.key(), created);
-        let mut orphan_since = None;
-        loop {
-            let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
-            match race(waiting.verdict(), race(self.leaving(), elsewhere)).await {
-                Either::First(Verdict::First) => {
-                    self.hear();
-                    return Ok(Turn::Ours(ticket));
+    async fn wait_for_turn(&mut self, lanes: Lanes, created: i64) -> Result<Turn> {
+        let core = self.lead().core.clone();
+        let attached: Vec<_> = lanes
+            .0
+            .iter()
+            .map(|lane| core.queues.attach(&core, &lane.wish.contender.layout))
+            .collect();
+        let _stays: Vec<_> = lanes
+            .0
+            .iter()
+            .map(|lane| lane.wish.contender.stay(lane.tickets[0].key(), created))
+            .collect();
+        // Once inside, a key stays inside as long as it stands, so each is waited for in turn.
+        let mut places: Vec<_> = attached
+            .iter()
+            .zip(&lanes.0)
+            .flat_map(|(attached, lane)| {
+                let wait = |ticket: &Ticket| attached.queue().wait_for(ticket.key(), created);
+                lane.tickets.iter().map(wait).collect::<Vec<_>>()
+            })
+            .collect();
+        for (at, place) in places.iter_mut().enumerate() {
+            let ticket = lanes.tickets().nth(at).map(|ticket| ticket.session().clone());
+            let Some(session) = ticket else { continue };
+            let mut orphan_since = None;
+            loop {
+                let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
+                match race(place.verdict(), race(self.leaving(), elsewhere)).await {
+                    Either::First(Verdict::Inside) => {
+                        self.hear();
+                        break;
+                    }
+                    Either::First(Verdict::Vanished) => {
+                        self.hear();
+                        drop(places);
+                        return self.start_over(lanes, created).await;
+                    }
+                    Either::First(Verdict::Blocked(key)) => {
+                        let error = self.lead().foreign_key(&key);
+                        drop(places);
+                        self.withdraw(lanes, created).await;
+                        return Err(error);
+                    }
+                    Either::First(Verdict::Failed(error)) => {
+                        drop(places);
+                        self.withdraw(lanes, created).await;
+                        return Err(error);
+                    }
+                    Either::Second(Either::First(leaving)) => {
+                        self.placed |= place.queue().is_loaded();
+                        drop(places);
+                        self.withdraw(lanes, created).await;
+                        return Ok(Turn::Out(leaving));
+                    }
+                    // The lease was lost with the place in the queue.
+                    Either::Second(Either::Second(Either::First(()))) => {
+                        drop(places);
+                        return self.start_over(lanes, created).await;
+                    }
+                    Either::Second(Either::Second(Either::Second(()))) => {}
                 }
-                Either::First(Verdict::Vanished) => {
-                    self.hear();
-                    ticket.settle();
-                    return Ok(Turn::Again);
-                }
-                Either::First(Verdict::Blocked(key)) => {
-                    self.withdraw(ticket, created).await;
-                    return Err(contender.foreign_key(&key));
-                }
-                Either::First(Verdict::Failed(error)) => {
-                    self.withdraw(ticket, created).await;
+                let now = core.clock.now();
+                self.heard =
+                    self.heard.max(place.queue().heard_at()).max(session.last_counted_at());
+                let failed = if now >= self.silent_at() {
+                    Some(self.unreachable("etcd went silent while waiting"))
+                } else if let Some(key) = place.orphan_ahead() {
+                    let since = *orphan_since.get_or_insert(now);
+                    let given_up = now >= since + self.lead().session.0.ttl;
+                    given_up.then(|| self.lead().foreign_key(&key))
+                } else {
+                    orphan_since = None;
+                    None
+                };
+                if let Some(error) = failed {
+                    drop(places);
+                    self.withdraw(lanes, created).await;
                     return Err(error);
                 }
-                Either::Second(Either::First(leaving)) => {
-                    self.placed |= queue.is_loaded();
-                    self.withdraw(ticket, created).await;
-                    return Ok(Turn::Out(leaving));
-                }
-                // The lease was lost with the place in the queue.
-                Either::Second(Either::Second(Either::First(()))) => {
-                    ticket.settle();
-                    return Ok(Turn::Again);
-                }
-                Either::Second(Either::Second(Either::Second(()))) => {}
-            }
-            let now = core.clock.now();
-            self.heard = self.heard.max(queue.heard_at()).max(session.last_counted_at());
-            if now >= self.silent_at() {
-                self.withdraw(ticket, created).await;
-                return Err(self.unreachable("etcd went silent while waiting"));
-            }
-            match queue.orphan_ahead(ticket.key(), created) {
-                None => orphan_since = None,
-                Some(key) => {
-                    let since = *orphan_since.get_or_insert(now);
-                    if now >= since + contender.session.0.ttl {
-                        self.withdraw(ticket, created).await;
-                        return Err(contender.foreign_key(&key));
-                    }
-                }
             }
         }
+        // While the last was waited for, the first may have gone.
+        let all_stand = places.len() == 1 || places.iter().all(|place| place.stands());
+        drop(places);
+        if all_stand { Ok(Turn::Ours(lanes)) } else { self.start_over(lanes, created).await }
     }
 
-    /// Only keys of other recipes stand below the path: join the queue after all, and leave it
-    /// at once unless nobody is ahead.
-    async fn try_past_deeper_keys(&mut self, ticket: Ticket) -> Result<Option<Acquired>> {
-        let contender = self.contender.clone();
-        let (ticket, enqueued) = match self.join(ticket).await? {
-            Joined::In(ticket, enqueued) => (ticket, enqueued),
-            Joined::Again => return Err(self.unreachable("the lease was lost meanwhile")),
-            Joined::Out(leaving) => return self.leave_empty_handed(leaving),
-        };
-        let read = requests::read_queue(&contender.core, "try_lock", &contender.prefix);
-        let first = match race(read, self.leaving()).await {
-            Either::First(Ok(entries)) => {
-                entries.first().is_some_and(|first| first.key == ticket.key())
-            }
-            Either::First(Err(error)) => {
-                self.withdraw(ticket, enqueued.create_revision).await;
-                return Err(error);
-            }
-            Either::Second(leaving) => {
-                self.withdraw(ticket, enqueued.create_revision).await;
-                return self.leave_empty_handed(leaving);
-            }
-        };
-        if first {
-            return match self.hold(ticket, enqueued.create_revision) {
-                Some(acquired) => Ok(Some(acquired)),
-                None => Err(self.unreachable("the lease was lost meanwhile")),
-            };
+    /// A key of the set is gone: whatever else stands has to go too.
+    async fn start_over(&self, lanes: Lanes, created: i64) -> Result<Turn> {
+        if lanes.tickets().count() == 1 {
+            lanes.settle();
+        } else {
+            self.withdraw(lanes, created).await;
         }
-        self.withdraw(ticket, enqueued.create_revision).await;
-        Ok(None)
+        Ok(Turn::Again)
     }
+
+    /// Whether a counted path has room for what is wanted, from one read.
+    async fn look_for_room(&mut self) -> Result<Either<bool, Leaving>> {
+        let Wish { contender, keys, .. } = self.wishes[0].clone();
+        let read = requests::read_queue(&contender.core, "try_lock", &contender.layout);
+        let read = match race(read, self.leaving()).await {
+            Either::First(Ok(read)) => read,
+            Either::First(Err(error)) => return self.judge_error(error).map(Either::Second),
+            Either::Second(leaving) => return Ok(Either::Second(leaving)),
+        };
+        self.hear();
+        let count = match read.count {
+            Some(count) => {
+                contender.take_over(&super::layout::encode_count(count))?;
+                count
+            }
+            // The enqueue writes it.
+            None => contender.count.as_ref().map_or(0, |count| count.current()),
+        };
+        Ok(Either::First(read.line.len() + keys <= count as usize))
+    }
+
+    /// Nobody seems to be in the way: joins the queue, and leaves it at once unless that is so.
+    async fn try_by_joining(&mut self) -> Result<Option<Acquired>> {
+        loop {
+            let lanes = match self.lanes().await? {
+                Either::First(lanes) => lanes,
+                Either::Second(leaving) => return self.leave_empty_handed(leaving),
+            };
+            let (lanes, created, places) = match self.join(lanes).await? {
+                Joined::In { lanes, create_revision, places } => (lanes, create_revision, places),
+                Joined::Again => continue,
+                Joined::Out(leaving) => return self.leave_empty_handed(leaving),
+            };
+            let mut inside = true;
+            for (lane, place) in lanes.0.iter().zip(places) {
+                inside &= match place {
+                    Place::Inside => true,
+                    Place::Behind => false,
+                    Place::Unclear => match race(is_inside(lane), self.leaving()).await {
+                        Either::First(Ok(inside)) => inside,
+                        Either::First(Err(error)) => {
+                            self.withdraw(lanes, created).await;
+                            return Err(error);
+                        }
+                        Either::Second(leaving) => {
+                            self.withdraw(lanes, created).await;
+                            return self.leave_empty_handed(leaving);
+                        }
+                    },
+                };
+                if !inside {
+                    break;
+                }
+            }
+            if !inside {
+                self.withdraw(lanes, created).await;
+                return Ok(None);
+            }
+            if let Some(acquired) = self.hold(lanes, created) {
+                return Ok(Some(acquired));
+            }
+        }
+    }
+}
+
+/// Whether all keys of the lane may be inside, from one full read.
+async fn is_inside(lane: &Lane) -> Result<bool> {
+    let contender = &lane.wish.contender;
+    let read = requests::read_queue(&contender.core, "try_lock", &contender.layout).await?;
+    let inside = read.inside(&contender.layout);
+    let is_inside = |ticket: &Ticket| inside.iter().any(|s| s.entry.key == ticket.key());
+    Ok(lane.tickets.iter().all(is_inside))
 }

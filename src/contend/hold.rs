@@ -1,23 +1,28 @@
-//! One exclusive hold: a key with a known create revision, and the truth about it.
+//! One hold: a key with a known create revision, and the truth about it.
 //!
 //! A hold ends once, either by its holder's will or against it, and every path to an end goes
-//! through one compare-and-set here.
+//! through one compare-and-set here. Several permits taken at once are one hold with as many keys.
+//!
+//! A hold that excludes may stop doing so without ending (a downgrade). The views that stand for
+//! the exclusion are of an *epoch*, and are over as soon as it is: before etcd is told.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
 use super::Contender;
-use super::requests;
+use super::identity::ContenderMode;
+use super::leave::{Leaver, Left, leave_all};
+use super::set::HoldSet;
 use crate::CancelToken;
 use crate::client::call::Kind;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
 use crate::recipe::{RecipeCore, Signal};
-use crate::watch::{Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
+use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
 use crate::whitebox;
 
 /// Not handed out yet; a loss now is nobody's loss.
@@ -37,52 +42,66 @@ pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) struct Hold {
     contender: Arc<Contender>,
     session: Arc<Session>,
-    key: Vec<u8>,
+    /// Never empty.
+    keys: Vec<Vec<u8>>,
     create_revision: i64,
+    mode: ContenderMode,
     state: AtomicU8,
+    pub(super) epoch: AtomicU32,
+    /// What a downgrade writes, from before it is sent.
+    pub(super) rewritten: Mutex<Option<Vec<u8>>>,
     cancel: CancelToken,
     loss: OnceLock<Loss>,
     guard_gone: AtomicBool,
-    ticket: Mutex<Option<Ticket>>,
-    own_key_watch: Mutex<Option<Watching>>,
+    tickets: Mutex<Vec<Ticket>>,
+    /// Cancelled once the keys are known to be gone, after an end of any kind.
+    left: CancelToken,
+    own_key_watches: Mutex<Vec<Watching>>,
+    /// The set it is part of, if it is.
+    set: OnceLock<Weak<HoldSet>>,
     pub(super) acquired: Instant,
     _counted: whitebox::GaugeGuard<'static>,
 }
 
 impl Hold {
-    /// Turns a key that etcd showed to be the first into a hold; `None` if its lease is no longer
+    /// Turns keys that etcd showed to be inside into a hold; `None` if their lease is no longer
     /// good for one.
     pub(super) fn begin(
         contender: &Arc<Contender>,
-        ticket: Ticket,
+        mode: ContenderMode,
+        tickets: Vec<Ticket>,
         create_revision: i64,
     ) -> Option<Arc<Hold>> {
-        let session = ticket.session().clone();
+        let session = tickets.first()?.session().clone();
         let hold = Arc::new(Hold {
             contender: contender.clone(),
-            key: ticket.key().to_vec(),
+            keys: tickets.iter().map(|ticket| ticket.key().to_vec()).collect(),
             create_revision,
+            mode,
             state: AtomicU8::new(PENDING),
+            epoch: AtomicU32::new(0),
+            rewritten: Mutex::new(None),
             cancel: CancelToken::new(),
             loss: OnceLock::new(),
             guard_gone: AtomicBool::new(false),
-            ticket: Mutex::new(None),
-            own_key_watch: Mutex::new(None),
+            tickets: Mutex::new(Vec::new()),
+            left: CancelToken::new(),
+            own_key_watches: Mutex::new(Vec::new()),
+            set: OnceLock::new(),
             acquired: contender.core.clock.now(),
             _counted: whitebox::HOLDS.enter(),
             session,
         });
-        let weak: Weak<dyn Tenant> = Arc::<Hold>::downgrade(&hold);
-        ticket.install(weak);
-        *hold.ticket.lock() = Some(ticket);
+        for ticket in &tickets {
+            let weak: Weak<dyn Tenant> = Arc::<Hold>::downgrade(&hold);
+            ticket.install(weak);
+        }
+        *hold.tickets.lock() = tickets;
         // The deadline may have passed while the answer was on its way. Asked after the session
         // knows of the hold, so that every later loss reaches it.
         let stands = hold.session.is_alive() && hold.moved(PENDING, HELD);
         if !stands {
-            let ticket = hold.ticket.lock().take();
-            if let Some(ticket) = ticket {
-                ticket.settle();
-            }
+            hold.take_tickets().into_iter().for_each(Ticket::settle);
             return None;
         }
         contender.core.own_keys.add(&hold);
@@ -93,6 +112,38 @@ impl Hold {
             return None;
         }
         Some(hold)
+    }
+
+    fn take_tickets(&self) -> Vec<Ticket> {
+        std::mem::take(&mut *self.tickets.lock())
+    }
+
+    pub(crate) fn contender(&self) -> &Arc<Contender> {
+        &self.contender
+    }
+
+    /// From now on the hold is lost with any other of the set.
+    pub(super) fn join(&self, set: &Arc<HoldSet>) {
+        let _ = self.set.set(Arc::downgrade(set));
+    }
+
+    /// The key, or the first of several.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.keys[0]
+    }
+
+    /// How many keys the hold has.
+    pub(crate) fn key_count(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(crate) fn lease(&self) -> i64 {
+        self.session.lease()
+    }
+
+    /// Which exclusion a view that is made now stands for.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// Whether the hold stands: a clock read and two atomic loads, asked of nobody.
@@ -129,7 +180,7 @@ impl Hold {
 
     /// The key as its owner knows it.
     pub(crate) fn shown_key(&self) -> String {
-        self.contender.core.shown(&self.key)
+        self.contender.core.shown(&self.keys[0])
     }
 
     pub(crate) fn loss(&self) -> Option<&Loss> {
@@ -166,28 +217,63 @@ impl Hold {
         }
         let core = &self.contender.core;
         let budget = RELEASE_LIMIT.min(self.session.remaining());
-        let Some(ticket) = self.ticket.lock().take() else { return true };
+        let tickets = self.take_tickets();
         if core.on_io_thread() {
-            self.leave_in_background(ticket);
+            self.leave_in_background(tickets);
             return true;
         }
-        let leaving = leave(self.contender.clone(), ticket, self.create_revision);
+        let leaving = self.leaving(tickets);
         let until = core.clock.now() + budget;
         let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
         !matches!(left, Some(Ok(Left::Gone)))
     }
 
-    /// Releases a hold that nobody will ever use, without waiting.
-    pub(super) fn release_in_background(self: &Arc<Hold>) {
-        if self.end()
-            && let Some(ticket) = self.ticket.lock().take()
-        {
-            self.leave_in_background(ticket);
+    /// Ends the hold by its holder's will, and leaves its keys to the caller; `None` if it had
+    /// ended before.
+    pub(super) fn give_up(&self) -> Option<Leaver> {
+        self.end()
+            .then(|| Leaver { contender: self.contender.clone(), tickets: self.take_tickets() })
+    }
+
+    fn leavers(&self, tickets: Vec<Ticket>) -> Vec<Leaver> {
+        if tickets.is_empty() {
+            return Vec::new();
+        }
+        vec![Leaver { contender: self.contender.clone(), tickets }]
+    }
+
+    fn leaving(&self, tickets: Vec<Ticket>) -> impl Future<Output = Left> + Send + use<> {
+        let leaving = leave_all(self.leavers(tickets), self.create_revision);
+        let gone = self.left.clone();
+        async move {
+            let left = leaving.await;
+            gone.cancel();
+            left
         }
     }
 
-    fn leave_in_background(&self, ticket: Ticket) {
-        let leaving = leave(self.contender.clone(), ticket, self.create_revision);
+    /// Cancelled once the keys are known to be gone, after an end of any kind.
+    pub(crate) fn left(&self) -> &CancelToken {
+        &self.left
+    }
+
+    /// Ends the hold by its holder's will, for a task on the runtime.
+    pub(crate) async fn release_here(self: &Arc<Hold>) -> bool {
+        if !self.end() {
+            return false;
+        }
+        self.leaving(self.take_tickets()).await == Left::Deleted
+    }
+
+    /// Releases a hold that nobody will ever use, without waiting.
+    pub(super) fn release_in_background(self: &Arc<Hold>) {
+        if self.end() {
+            self.leave_in_background(self.take_tickets());
+        }
+    }
+
+    fn leave_in_background(&self, tickets: Vec<Ticket>) {
+        let leaving = self.leaving(tickets);
         self.contender.core.runtime.spawn(async move {
             let _ = leaving.await;
         });
@@ -200,15 +286,15 @@ impl Hold {
         }
         let ended = self.moved(HELD, ENDED);
         if ended {
-            drop(self.own_key_watch.lock().take());
+            drop(std::mem::take(&mut *self.own_key_watches.lock()));
             self.contender.forget_hold(self);
         }
         ended
     }
 
     /// Ends the hold against its holder's will: flag, token, state and record, listeners; in this
-    /// order. What is left to do is to dispose of the ticket, and of the key with it.
-    fn lose_by(&self, reason: LossReason, last_renewal: SystemTime) -> Option<Ticket> {
+    /// order. What is left to do is to dispose of the tickets, and of the keys with them.
+    fn lose_by(&self, reason: LossReason, last_renewal: SystemTime) -> Option<Vec<Ticket>> {
         if self.moved(PENDING, ENDED) || !(self.moved(HELD, LOST) || self.moved(FALLEN, LOST)) {
             return None;
         }
@@ -222,43 +308,68 @@ impl Hold {
         };
         let _ = self.loss.set(loss.clone());
         self.cancel.cancel();
+        let set = self.set.get().and_then(Weak::upgrade);
+        if let Some(set) = &set {
+            set.cancel();
+        }
         contender.recipe.signal(Signal::Lost);
         contender.recipe.record_error(self.lost_error());
         contender.losses.tell(loss, &self.guard_gone);
-        drop(self.own_key_watch.lock().take());
+        drop(std::mem::take(&mut *self.own_key_watches.lock()));
         contender.forget_hold(self);
-        self.ticket.lock().take()
+        if let Some(set) = set {
+            set.lose();
+        }
+        Some(self.take_tickets())
+    }
+
+    /// Another hold of the set was lost. This one would still stand, so its key is to go.
+    pub(super) fn lose_with_set(&self) {
+        if let Some(tickets) = self.lose_by(LossReason::SetLost, self.session.last_renewal()) {
+            self.leave_in_background(tickets);
+        }
     }
 
     /// The recipe is being closed: the hold is lost, and its key is to be removed.
-    pub(super) fn close(&self) -> Option<(Ticket, i64)> {
-        let ticket = self.lose_by(LossReason::Closed, self.session.last_renewal())?;
-        Some((ticket, self.create_revision))
+    pub(super) fn close(&self) -> Option<(Vec<Leaver>, i64)> {
+        let tickets = self.lose_by(LossReason::Closed, self.session.last_renewal())?;
+        Some((self.leavers(tickets), self.create_revision))
     }
 
     /// Something happened to the key alone; the lease lives on.
     fn lose_key(&self, reason: LossReason) {
-        let Some(ticket) = self.lose_by(reason, self.session.last_renewal()) else { return };
-        if reason == LossReason::KeyOverwritten {
+        let Some(mut tickets) = self.lose_by(reason, self.session.last_renewal()) else { return };
+        if reason == LossReason::KeyOverwritten || tickets.len() > 1 {
             // A stranger's write keeps the create revision and drops the lease, so the key would
-            // stay and block the queue.
-            self.leave_in_background(ticket);
+            // stay and block the queue; and of several permits only one may have gone.
+            self.leave_in_background(tickets);
         } else {
-            ticket.settle();
+            tickets.drain(..).for_each(Ticket::settle);
+            self.left.cancel();
         }
     }
 
     /// Whether the key, as it was just found, is still ours; one that was written over is a loss.
-    fn is_ours(&self, found: Option<(i64, i64)>) -> bool {
-        let ours = found.filter(|(created, _)| *created == self.create_revision);
-        if ours.is_some_and(|(created, modified)| modified != created) {
+    fn is_ours(&self, found: Option<&Found<'_>>) -> bool {
+        let ours = found.filter(|found| found.create_revision == self.create_revision);
+        if ours.is_some_and(|found| found.version != 1 && !self.is_own_rewrite(found)) {
             self.lose_key(LossReason::KeyOverwritten);
         }
         ours.is_some()
     }
 
+    /// A stranger's write drops the lease, save one that wants to deceive.
+    fn is_own_rewrite(&self, found: &Found<'_>) -> bool {
+        if found.lease != self.session.lease() {
+            return false;
+        }
+        // A leader proclaims as often as it likes; any other key is rewritten once, to share.
+        self.mode == ContenderMode::Lead
+            || (found.version == 2 && self.rewritten.lock().as_deref() == Some(found.value))
+    }
+
     /// What the key, as it was just found, says about the hold.
-    async fn judge(self: &Arc<Hold>, found: Option<(i64, i64)>) {
+    pub(super) async fn judge(self: &Arc<Hold>, found: Option<&Found<'_>>) {
         if !self.is_ours(found) && self.fall() {
             // A task of its own: told it must be, even if the caller does not wait.
             let _ = tokio::spawn(self.clone().tell_why()).await;
@@ -309,21 +420,36 @@ impl Hold {
         }
         let hold = self.clone();
         self.contender.core.block_on("guard.verify", Some(&self.contender.recipe), async move {
-            let core = &hold.contender.core;
-            let read = core.range("verify", &hold.key, None, core.operation_limit()).await?;
-            let found = read.kvs().first();
-            hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision()))).await;
+            hold.look("verify").await?;
             Ok(hold.is_held())
         })
     }
 
-    /// The compares that make a write depend on the hold, decided inside etcd.
+    /// Reads the keys and judges by what is found.
+    async fn look(self: &Arc<Hold>, op: &'static str) -> Result<()> {
+        let core = &self.contender.core;
+        for key in &self.keys {
+            let read = core.range(op, key, None, core.operation_limit()).await?;
+            self.judge(read.kvs().first().map(Found::from).as_ref()).await;
+        }
+        Ok(())
+    }
+
+    /// The compares that make a write depend on the hold, decided inside etcd. A downgrade
+    /// rewrites the key, and nothing else ever does, save a leader's proclamation.
     pub(crate) fn fence(&self) -> Vec<etcd_client::Compare> {
         use etcd_client::{Compare, CompareOp};
-        vec![
-            Compare::create_revision(self.key.clone(), CompareOp::Equal, self.create_revision),
-            Compare::version(self.key.clone(), CompareOp::Equal, 1),
-        ]
+        let created = self.create_revision;
+        let mut fence: Vec<_> = self
+            .keys
+            .iter()
+            .map(|key| Compare::create_revision(key.clone(), CompareOp::Equal, created))
+            .collect();
+        if self.mode != ContenderMode::Lead {
+            let unchanged = |key: &Vec<u8>| Compare::version(key.clone(), CompareOp::Equal, 1);
+            fence.extend(self.keys.iter().map(unchanged));
+        }
+        fence
     }
 
     /// Runs `then` in etcd if the hold still stands there; `None`: fenced, nothing was done.
@@ -333,57 +459,112 @@ impl Hold {
         key: Vec<u8>,
         then: Vec<etcd_client::TxnOp>,
     ) -> Result<Option<etcd_client::TxnResponse>> {
-        // "Lost" is answered before the scope is looked at: it is the better reason.
-        if !self.is_held() {
-            return self.check_may_ask().map(|()| None);
-        }
-        let hold = self.clone();
-        self.contender.core.block_on(op, Some(&self.contender.recipe), async move {
-            let core = &hold.contender.core;
-            let txn = etcd_client::Txn::new().when(hold.fence()).and_then(then);
-            let response = core.txn(op, &key, Kind::Write, txn, core.operation_limit()).await?;
-            if !response.succeeded() {
-                // Who was fenced off wants to know why soon: look at the key.
-                let read = core.range("fenced", &hold.key, None, core.operation_limit()).await;
-                if let Ok(read) = read {
-                    let found = read.kvs().first();
-                    hold.judge(found.map(|kv| (kv.create_revision(), kv.mod_revision()))).await;
-                }
-                return Ok(None);
-            }
-            Ok(Some(response))
-        })
+        guarded(op, &self.contender.recipe, vec![self.clone()], key, then)
     }
 
     // ----- the watch on the own key -----------------------------------------------------------
 
-    /// Watches the own key from now on, for a hold that lasts.
+    /// Watches the own keys from now on, for a hold that lasts.
     pub(super) fn watch_own_key(self: &Arc<Hold>) {
         let core = &self.contender.core;
-        let spec = Spec {
-            range: Range::Key(self.key.clone()),
-            from: self.create_revision + 1,
-            group: "own-keys",
+        let watch = |key: &Vec<u8>| {
+            let spec = Spec {
+                range: Range::Key(key.clone()),
+                from: self.create_revision + 1,
+                group: "own-keys",
+            };
+            core.watches.watch(spec, Arc::new(OwnKey(Arc::downgrade(self))))
         };
-        let watching = core.watches.watch(spec, Arc::new(OwnKey(Arc::downgrade(self))));
-        let mut slot = self.own_key_watch.lock();
+        let watching: Vec<_> = self.keys.iter().map(watch).collect();
+        let mut slot = self.own_key_watches.lock();
         if self.state.load(Ordering::Acquire) == HELD {
-            *slot = Some(watching);
+            *slot = watching;
         }
     }
 }
 
+/// What was found of a key.
+pub(super) struct Found<'a> {
+    create_revision: i64,
+    version: i64,
+    lease: i64,
+    value: &'a [u8],
+}
+
+impl<'a> From<&'a etcd_client::KeyValue> for Found<'a> {
+    fn from(kv: &'a etcd_client::KeyValue) -> Found<'a> {
+        Found {
+            create_revision: kv.create_revision(),
+            version: kv.version(),
+            lease: kv.lease(),
+            value: kv.value(),
+        }
+    }
+}
+
+impl<'a> From<&'a Entry> for Found<'a> {
+    fn from(entry: &'a Entry) -> Found<'a> {
+        Found {
+            create_revision: entry.create_revision,
+            version: entry.version,
+            lease: entry.lease,
+            value: &entry.value,
+        }
+    }
+}
+
+impl<'a> From<&'a Event> for Found<'a> {
+    fn from(event: &'a Event) -> Found<'a> {
+        Found {
+            create_revision: event.create_revision,
+            version: event.version,
+            lease: event.lease,
+            value: &event.value,
+        }
+    }
+}
+
+/// Runs `then` in etcd if all the holds still stand there; `None`: fenced, nothing was done.
+pub(crate) fn guarded(
+    op: &'static str,
+    recipe: &Arc<RecipeCore>,
+    holds: Vec<Arc<Hold>>,
+    key: Vec<u8>,
+    then: Vec<etcd_client::TxnOp>,
+) -> Result<Option<etcd_client::TxnResponse>> {
+    let Some(first) = holds.first() else { return Ok(None) };
+    // "Lost" is answered before the scope is looked at: it is the better reason.
+    if let Some(lost) = holds.iter().find(|hold| !hold.is_held()) {
+        return lost.check_may_ask().map(|()| None);
+    }
+    let core = first.contender.core.clone();
+    core.clone().block_on(op, Some(recipe), async move {
+        let fence: Vec<_> = holds.iter().flat_map(|hold| hold.fence()).collect();
+        let txn = etcd_client::Txn::new().when(fence).and_then(then);
+        let response = core.txn(op, &key, Kind::Write, txn, core.operation_limit()).await?;
+        if response.succeeded() {
+            return Ok(Some(response));
+        }
+        // Who was fenced off wants to know why soon: look at the keys.
+        for hold in &holds {
+            let _ = hold.look("fenced").await;
+        }
+        Ok(None)
+    })
+}
+
 impl Tenant for Hold {
     fn lose(&self, reason: LossReason, last_renewal: SystemTime) {
-        // The key goes with the lease.
-        if let Some(ticket) = self.lose_by(reason, last_renewal) {
-            ticket.settle();
+        // The keys go with the lease.
+        if let Some(tickets) = self.lose_by(reason, last_renewal) {
+            tickets.into_iter().for_each(Ticket::settle);
+            self.left.cancel();
         }
     }
 
     fn probed(&self, found: Option<&etcd_client::KeyValue>) {
         // The lease was renewed just before.
-        if !self.is_ours(found.map(|kv| (kv.create_revision(), kv.mod_revision()))) {
+        if !self.is_ours(found.map(Found::from).as_ref()) {
             self.lose_key(LossReason::KeyDeleted);
         }
     }
@@ -397,21 +578,22 @@ struct OwnKey(Weak<Hold>);
 
 impl Sink for OwnKey {
     fn deliver(&self, _revision: i64, events: Vec<Event>) -> Flow {
-        if let (Some(hold), Some(event)) = (self.0.upgrade(), events.first()) {
+        let Some(hold) = self.0.upgrade() else { return Flow::Continue };
+        for event in &events {
             match event.kind {
-                EventKind::Put => hold.lose_key(LossReason::KeyOverwritten),
-                EventKind::Delete => hold.vanish(),
+                // A put keeps the create revision, so what is not ours was deleted before.
+                EventKind::Put if hold.is_ours(Some(&Found::from(event))) => {}
+                EventKind::Put | EventKind::Delete => hold.clone().vanish(),
             }
         }
         Flow::Continue
     }
 
     fn resync(&self, snapshot: Snapshot) {
-        if let Some(hold) = self.0.upgrade() {
-            let found = snapshot.entries.first();
-            if !hold.is_ours(found.map(|entry| (entry.create_revision, entry.mod_revision))) {
-                hold.vanish();
-            }
+        if let Some(hold) = self.0.upgrade()
+            && !hold.is_ours(snapshot.entries.first().map(Found::from).as_ref())
+        {
+            hold.vanish();
         }
     }
 
@@ -422,55 +604,3 @@ impl Sink for OwnKey {
         }
     }
 }
-
-/// How leaving the queue went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The key was deleted by us.
-    Deleted,
-    /// The key had gone already.
-    Gone,
-}
-
-/// Takes a key out of the queue, however long etcd is away, and passes the turn on.
-///
-/// The key was seen, so "absent" is decisive here: an answer, any answer, closes the attempt.
-pub(crate) async fn leave(contender: Arc<Contender>, ticket: Ticket, create_revision: i64) -> Left {
-    let core = &contender.core;
-    let session = ticket.session().clone();
-    // An earlier try may have deleted the key although its answer was lost.
-    let mut maybe_deleted = false;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        let txn = requests::leave(&contender.prefix, ticket.key(), create_revision);
-        let until = core.clock.now() + LEAVE_LIMIT;
-        match core.txn("release", ticket.key(), Kind::Write, txn, until).await {
-            Ok(response) => {
-                if let Some(head) = requests::head_of(&response, &contender.prefix)
-                    && let Some(queue) = core.queues.find(&contender.prefix)
-                {
-                    queue.head_seen(&head.key, head.create_revision);
-                }
-                ticket.settle();
-                let deleted = response.succeeded() || maybe_deleted;
-                return if deleted { Left::Deleted } else { Left::Gone };
-            }
-            Err(error) => {
-                maybe_deleted |= error.is_ambiguous();
-                // Until this is answered the lease takes no new holds, and it goes with the last
-                // of them: that, too, removes the key.
-                session.retire();
-                let refused = !error.is_ambiguous() && !error.is_unreachable();
-                if refused || session.has_ended() {
-                    ticket.settle();
-                    return Left::Deleted;
-                }
-            }
-        }
-        core.clock.sleep(pause).await;
-        pause = (pause * 2).min(LEAVE_LIMIT);
-    }
-}
-
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);

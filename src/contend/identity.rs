@@ -4,8 +4,24 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::layout::{Layout, Rule, Standing, admitted};
 use crate::client::identity::host_name;
-use crate::watch::Entry;
+
+/// What a contender wants to be inside for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ContenderMode {
+    /// Alone, as a mutex or a program that says nothing about it.
+    Exclusive,
+    /// Beside other readers.
+    Read,
+    /// Alone, as the writer of a read/write lock.
+    Write,
+    /// With one of a semaphore's permits.
+    Permit,
+    /// As the leader of an election.
+    Lead,
+}
 
 #[derive(Serialize, Deserialize)]
 struct Written {
@@ -14,12 +30,22 @@ struct Written {
     pid: u32,
     /// Milliseconds since the epoch, by the contender's wall clock.
     since: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<WrittenMode>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WrittenMode {
+    Read,
+    Write,
 }
 
 /// Somebody who holds a lock or waits for it, as one revision of etcd shows it.
 ///
 /// A contender of another program (Go's `concurrency`, `etcdctl lock`) says nothing about itself:
-/// its `client_id` is then its key, and `host`, `pid` and `since` are absent.
+/// its `client_id` is then its key, and `host`, `pid` and `since` are absent. The holders of a
+/// semaphore give their client id only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contender {
@@ -29,51 +55,119 @@ pub struct Contender {
     pub host: Option<String>,
     /// Its process id.
     pub pid: Option<u32>,
-    /// Its key's create revision: the fencing token, once it holds.
+    /// Its key's create revision: the fencing token, once it holds exclusively. The keys of one
+    /// `acquire_many` share it.
     pub token: i64,
     /// When it joined the queue, by its own wall clock.
     pub since: Option<SystemTime>,
     /// Its place in the queue, 0 for the first.
     pub position: usize,
-    /// Whether it is the one who holds.
+    /// What it wants to be inside for.
+    pub mode: ContenderMode,
+    /// Whether it is inside: the one who holds, or one of several readers or permits.
     pub is_holder: bool,
 }
 
-pub(super) fn encode(client_id: &str) -> Vec<u8> {
+/// The value of a key that contends in this mode.
+pub(super) fn encode(client_id: &str, mode: ContenderMode) -> Vec<u8> {
+    let mode = match mode {
+        ContenderMode::Permit | ContenderMode::Lead => return client_id.as_bytes().to_vec(),
+        ContenderMode::Exclusive => None,
+        ContenderMode::Read => Some(WrittenMode::Read),
+        ContenderMode::Write => Some(WrittenMode::Write),
+    };
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let written = Written {
         client_id: client_id.to_owned(),
         host: host_name(),
         pid: std::process::id(),
         since: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        mode,
     };
     // A struct of plain fields always encodes; the id alone would do in its place.
     serde_json::to_vec(&written).unwrap_or_else(|_| client_id.as_bytes().to_vec())
 }
 
-/// `key` is the entry's key as this client's users know it.
-pub(super) fn decode(position: usize, entry: &Entry, key: String) -> Contender {
-    let written: Option<Written> = serde_json::from_slice(&entry.value).ok();
-    let token = entry.create_revision;
-    let is_holder = position == 0;
-    match written {
-        Some(Written { client_id, host, pid, since }) => Contender {
-            client_id,
-            host: Some(host),
-            pid: Some(pid),
-            token,
-            since: SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(since)),
-            position,
-            is_holder,
-        },
-        None => Contender {
-            client_id: key,
-            host: None,
-            pid: None,
-            token,
-            since: None,
-            position,
-            is_holder,
-        },
+/// Whether this value says that its key only reads.
+pub(super) fn reads(value: &[u8]) -> bool {
+    // Most values say nothing of the kind, and are not worth parsing.
+    let may = value.windows(6).any(|part| part == br#""read""#);
+    may && serde_json::from_slice(value)
+        .is_ok_and(|written: Written| written.mode == Some(WrittenMode::Read))
+}
+
+/// Everyone in a queue, first to last. `shown` names a key as this client's users know it.
+pub(super) fn decode_all(
+    layout: &Layout,
+    count: usize,
+    line: &[Standing],
+    shown: impl Fn(&[u8]) -> String,
+) -> Vec<Contender> {
+    let inside = admitted(layout.rule(), count, line.iter()).len();
+    let one = |(position, standing): (usize, &Standing)| {
+        decode(layout.rule(), position, position < inside, standing, &shown)
+    };
+    line.iter().enumerate().map(one).collect()
+}
+
+fn decode(
+    rule: Rule,
+    position: usize,
+    is_holder: bool,
+    standing: &Standing,
+    shown: impl Fn(&[u8]) -> String,
+) -> Contender {
+    let entry = &standing.entry;
+    let mut contender = Contender {
+        client_id: String::new(),
+        host: None,
+        pid: None,
+        token: entry.create_revision,
+        since: None,
+        position,
+        mode: ContenderMode::Exclusive,
+        is_holder,
+    };
+    if rule == Rule::Counted {
+        contender.client_id = String::from_utf8_lossy(&entry.value).into_owned();
+        contender.mode = ContenderMode::Permit;
+        return contender;
+    }
+    match serde_json::from_slice::<Written>(&entry.value) {
+        Ok(written) => {
+            contender.client_id = written.client_id;
+            contender.host = Some(written.host);
+            contender.pid = Some(written.pid);
+            contender.since =
+                SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(written.since));
+            contender.mode = match written.mode {
+                None => ContenderMode::Exclusive,
+                Some(WrittenMode::Read) => ContenderMode::Read,
+                Some(WrittenMode::Write) => ContenderMode::Write,
+            };
+        }
+        Err(_) => contender.client_id = shown(&entry.key),
+    }
+    contender
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_value_that_says_read_reads() {
+        assert!(reads(&encode("me", ContenderMode::Read)));
+        for mode in [
+            ContenderMode::Exclusive,
+            ContenderMode::Write,
+            ContenderMode::Permit,
+            ContenderMode::Lead,
+        ] {
+            assert!(!reads(&encode("me", mode)), "{mode:?}");
+        }
+        assert!(!reads(br#"{"client_id":"\"read\"","host":"h","pid":1,"since":2}"#));
+        assert!(!reads(br#"{"mode":"read"}"#), "a stranger's value counts as exclusive");
+        assert!(!reads(b""));
     }
 }

@@ -2,13 +2,19 @@
 //! elections are rules over this one mechanism, so that a fix here is a fix everywhere.
 
 mod acquire;
+mod count;
+mod downgrade;
 mod hold;
 mod identity;
+mod layout;
+mod leave;
 mod losses;
 mod mirror;
 mod own_keys;
+mod places;
 mod queue;
 mod requests;
+mod set;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -19,23 +25,31 @@ use crate::client::core::{Core, unconfirmed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{SessionKey, Ticket};
 use crate::recipe::RecipeCore;
-use crate::watch::Entry;
 
-pub(crate) use acquire::{Acquired, acquire, try_acquire};
-pub(crate) use hold::Hold;
-pub use identity::Contender as ContenderInfo;
+pub(crate) use acquire::{Acquired, Wish, acquire, try_acquire};
+pub(crate) use count::Count;
+pub(crate) use hold::{Hold, guarded};
+pub use identity::{Contender as ContenderInfo, ContenderMode};
+use layout::Rule;
+pub(crate) use layout::{Layout, Standing, decode_count, encode_count};
 pub(crate) use losses::Losses;
+pub(crate) use mirror::{Gone, Mirror};
 pub(crate) use own_keys::OwnKeys;
+pub(crate) use places::Places;
 pub(crate) use queue::Queues;
+pub(crate) use requests::read_queue;
+pub(crate) use set::HoldSet;
 
 /// Who contends, for what, and on which terms: what every acquire of one recipe shares.
 pub(crate) struct Contender {
     pub(crate) core: Arc<Core>,
     pub(crate) recipe: Arc<RecipeCore>,
-    /// The recipe's path as etcd knows it, with the `/` that ends it.
-    pub(crate) prefix: Vec<u8>,
+    pub(crate) layout: Layout,
     pub(crate) session: SessionKey,
+    /// How many may be inside, where that is counted.
+    pub(crate) count: Option<Count>,
     pub(crate) losses: Losses,
+    pub(crate) places: Places,
     /// The holds that stand, for the recipe's close.
     holds: Mutex<HashMap<usize, Weak<Hold>>>,
 }
@@ -44,13 +58,21 @@ impl Contender {
     pub(crate) fn new(
         core: Arc<Core>,
         recipe: Arc<RecipeCore>,
-        prefix: Vec<u8>,
+        layout: Layout,
+        count: Option<Count>,
         session: SessionKey,
     ) -> Arc<Contender> {
         let losses = Losses::new(&recipe);
-        let contender =
-            Contender { core, recipe, prefix, session, losses, holds: Mutex::default() };
-        let contender = Arc::new(contender);
+        let contender = Arc::new(Contender {
+            core,
+            recipe,
+            layout,
+            session,
+            count,
+            losses,
+            places: Places::default(),
+            holds: Mutex::default(),
+        });
         let weak = Arc::downgrade(&contender);
         contender.recipe.at_end(move || {
             if let Some(contender) = weak.upgrade() {
@@ -77,19 +99,18 @@ impl Contender {
     pub(crate) fn close(self: &Arc<Contender>) -> Result<()> {
         self.recipe.closed().cancel();
         let holds = std::mem::take(&mut *self.holds.lock());
-        let tickets: Vec<_> = holds
+        let leavers: Vec<_> = holds
             .into_values()
             .filter_map(|hold| hold.upgrade())
             .filter_map(|hold| hold.close())
             .collect();
-        if tickets.is_empty() || self.core.closed.is_cancelled() {
+        if leavers.is_empty() || self.core.closed.is_cancelled() {
             return Ok(());
         }
-        let me = self.clone();
         let leaving = async move {
-            let leaves: Vec<_> = tickets
+            let leaves: Vec<_> = leavers
                 .into_iter()
-                .map(|(ticket, created)| tokio::spawn(hold::leave(me.clone(), ticket, created)))
+                .map(|(leavers, created)| tokio::spawn(leave::leave_all(leavers, created)))
                 .collect();
             for leave in leaves {
                 leave.await.map_err(|e| Error::internal(e.to_string()))?;
@@ -104,28 +125,38 @@ impl Contender {
         }
     }
 
+    /// What a key of this contender is called, on this lease; `number` tells the lease's keys
+    /// apart.
+    pub(crate) fn key_name(&self, lease: i64, number: u64) -> Vec<u8> {
+        let mut key = self.layout.entries();
+        let id = self.recipe.client_id();
+        let name = match self.layout.rule() {
+            Rule::Line => format!("{lease:x}-{number}"),
+            Rule::First => format!("{lease:x}-{number}-{id}"),
+            Rule::Counted => format!("{id}:{lease:x}-{number}"),
+        };
+        key.extend_from_slice(name.as_bytes());
+        key
+    }
+
     /// What a contender's key says to people and to `contenders()`.
-    fn identity(&self) -> Vec<u8> {
-        identity::encode(self.recipe.client_id())
+    pub(crate) fn identity(&self, mode: ContenderMode) -> Vec<u8> {
+        identity::encode(self.recipe.client_id(), mode)
     }
 
     /// Everyone in the queue, from one consistent read.
     pub(crate) async fn list(&self, op: &'static str) -> Result<Vec<ContenderInfo>> {
-        let entries = requests::read_queue(&self.core, op, &self.prefix).await?;
-        let shown = |entry: &Entry| self.core.shown(&entry.key);
-        Ok(entries
-            .iter()
-            .enumerate()
-            .map(|(at, entry)| identity::decode(at, entry, shown(entry)))
-            .collect())
+        let read = read_queue(&self.core, op, &self.layout).await?;
+        let count = read.count.unwrap_or(0) as usize;
+        Ok(identity::decode_all(&self.layout, count, &read.line, |key| self.core.shown(key)))
     }
 
     /// Leaves an attempt whose outcome is unknown to its session and to the path's watch, which
     /// takes a late key away on sight.
     fn leave_open(&self, ticket: Ticket) {
-        let attached = self.core.queues.attach(&self.core, &self.prefix);
+        let attached = self.core.queues.attach(&self.core, &self.layout);
         ticket.leave_open(Box::new(attached));
-        if let Some(queue) = self.core.queues.find(&self.prefix) {
+        if let Some(queue) = self.core.queues.find(&self.layout) {
             queue.sweep(&self.core);
         }
     }

@@ -13,7 +13,8 @@ use etcd_client::GetOptions;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::mirror::{Mirror, Turn, is_child};
+use super::layout::Layout;
+use super::mirror::{Gone, Mirror, Turn};
 use super::requests;
 use crate::client::core::Core;
 use crate::clock::Instant;
@@ -39,16 +40,20 @@ const READ_PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// Its turn has come.
-    First,
+    Inside,
     /// Its key is gone.
     Vanished,
-    /// The key ahead has no lease and would block for ever.
+    /// The key in the way has no lease and would block for ever.
     Blocked(Vec<u8>),
     /// The path cannot be watched.
     Failed(Error),
 }
 
-type WaiterId = (Vec<u8>, i64);
+/// Somebody of this process who waits with a key.
+struct Waiter {
+    create_revision: i64,
+    tell: oneshot::Sender<Verdict>,
+}
 
 struct State {
     mirror: Mirror,
@@ -57,7 +62,8 @@ struct State {
     /// The watch has delivered something, so it is a live one.
     proven: bool,
     failed: Option<Error>,
-    waiters: HashMap<WaiterId, oneshot::Sender<Verdict>>,
+    /// By their keys, of which no two are the same.
+    waiters: HashMap<Vec<u8>, Waiter>,
     users: usize,
     idle_since: Instant,
     heard: Instant,
@@ -66,7 +72,7 @@ struct State {
 
 pub(crate) struct PathQueue {
     core: Weak<Core>,
-    prefix: Vec<u8>,
+    layout: Layout,
     state: Mutex<State>,
     /// A user came or went, or a waiter registered.
     changed: Notify,
@@ -76,16 +82,16 @@ pub(crate) struct PathQueue {
 /// The contended paths of one client.
 #[derive(Default)]
 pub(crate) struct Queues {
-    paths: Mutex<HashMap<Vec<u8>, Arc<PathQueue>>>,
+    paths: Mutex<HashMap<Layout, Arc<PathQueue>>>,
 }
 
 impl Queues {
     /// Joins the path's queue, opening it if need be; it stays open as long as the returned
     /// handle and a while longer.
-    pub(crate) fn attach(&self, core: &Arc<Core>, prefix: &[u8]) -> Attached {
+    pub(crate) fn attach(&self, core: &Arc<Core>, layout: &Layout) -> Attached {
         let mut paths = self.paths.lock();
-        let queue = paths.entry(prefix.to_vec()).or_insert_with(|| {
-            let queue = Arc::new(PathQueue::new(core, prefix));
+        let queue = paths.entry(layout.clone()).or_insert_with(|| {
+            let queue = Arc::new(PathQueue::new(core, layout));
             core.runtime.spawn(queue.clone().run());
             queue
         });
@@ -94,8 +100,8 @@ impl Queues {
     }
 
     /// The path's queue, if it is open.
-    pub(crate) fn find(&self, prefix: &[u8]) -> Option<Arc<PathQueue>> {
-        self.paths.lock().get(prefix).cloned()
+    pub(crate) fn find(&self, layout: &Layout) -> Option<Arc<PathQueue>> {
+        self.paths.lock().get(layout).cloned()
     }
 
     /// Forgets a queue that nobody used for a while; `false` if somebody came back.
@@ -104,15 +110,15 @@ impl Queues {
         if queue.state.lock().users > 0 {
             return false;
         }
-        paths.remove(&queue.prefix);
+        paths.remove(&queue.layout);
         true
     }
 
     /// Forgets a queue that failed; one that was opened anew meanwhile stays.
     fn remove(&self, queue: &PathQueue) {
         let mut paths = self.paths.lock();
-        if paths.get(&queue.prefix).is_some_and(|open| std::ptr::eq(&**open, queue)) {
-            let removed = paths.remove(&queue.prefix);
+        if paths.get(&queue.layout).is_some_and(|open| std::ptr::eq(&**open, queue)) {
+            let removed = paths.remove(&queue.layout);
             drop(paths);
             drop(removed);
         }
@@ -151,31 +157,57 @@ impl Drop for Attached {
 /// A waiter's place in the list of those to be told; dropped, it is told nothing more.
 pub(crate) struct Waiting<'a> {
     queue: &'a PathQueue,
-    id: WaiterId,
+    key: Vec<u8>,
+    create_revision: i64,
     verdict: oneshot::Receiver<Verdict>,
 }
 
 impl Waiting<'_> {
+    pub(crate) fn queue(&self) -> &PathQueue {
+        self.queue
+    }
+
+    /// Told once; not to be asked again after that.
     pub(crate) async fn verdict(&mut self) -> Verdict {
         let gone = || Verdict::Failed(Error::closed("the client"));
         (&mut self.verdict).await.unwrap_or_else(|_| gone())
     }
 }
 
+impl Waiting<'_> {
+    /// Whether its key is still there.
+    pub(crate) fn stands(&self) -> bool {
+        self.turn() != Turn::Vanished
+    }
+
+    /// A contender's key in the way that a stranger wrote over, so that it has no lease. Its
+    /// owner will take it away, if there is one.
+    pub(crate) fn orphan_ahead(&self) -> Option<Vec<u8>> {
+        match self.turn() {
+            Turn::Blocked { key, fresh: false } => Some(key),
+            _ => None,
+        }
+    }
+
+    fn turn(&self) -> Turn {
+        self.queue.state.lock().mirror.turn(&self.key, self.create_revision)
+    }
+}
+
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.queue.state.lock().waiters.remove(&self.id);
+        self.queue.state.lock().waiters.remove(&self.key);
     }
 }
 
 impl PathQueue {
-    fn new(core: &Arc<Core>, prefix: &[u8]) -> PathQueue {
+    fn new(core: &Arc<Core>, layout: &Layout) -> PathQueue {
         let now = core.clock.now();
         PathQueue {
             core: Arc::downgrade(core),
-            prefix: prefix.to_vec(),
+            layout: layout.clone(),
             state: Mutex::new(State {
-                mirror: Mirror::new(prefix.to_vec()),
+                mirror: Mirror::new(layout.clone()),
                 loaded: false,
                 proven: false,
                 failed: None,
@@ -193,23 +225,13 @@ impl PathQueue {
     /// Registers the contender whose key was created at this revision.
     pub(crate) fn wait_for(&self, key: &[u8], create_revision: i64) -> Waiting<'_> {
         let (tell, verdict) = oneshot::channel();
-        let id = (key.to_vec(), create_revision);
         {
             let mut state = self.state.lock();
-            state.waiters.insert(id.clone(), tell);
-            state.judge();
+            state.waiters.insert(key.to_vec(), Waiter { create_revision, tell });
+            state.judge_one(key);
         }
         self.changed.notify_one();
-        Waiting { queue: self, id, verdict }
-    }
-
-    /// A contender's key next ahead that a stranger wrote over, so that it has no lease. Its owner
-    /// will take it away, if there is one.
-    pub(crate) fn orphan_ahead(&self, key: &[u8], create_revision: i64) -> Option<Vec<u8>> {
-        match self.state.lock().mirror.turn(key, create_revision) {
-            Turn::Blocked { key, fresh: false } => Some(key),
-            _ => None,
-        }
+        Waiting { queue: self, key: key.to_vec(), create_revision, verdict }
     }
 
     /// Whether the queue has been read, so that whoever still waits is known to be behind.
@@ -220,10 +242,12 @@ impl PathQueue {
     /// A release's answer named the head of the queue. If that is a waiter of this process, it
     /// holds from now on: no watch is needed for a neighbour.
     pub(crate) fn head_seen(&self, key: &[u8], create_revision: i64) {
-        let waiter = self.state.lock().waiters.remove(&(key.to_vec(), create_revision));
-        if let Some(waiter) = waiter {
-            let _ = waiter.send(Verdict::First);
-        }
+        self.state.lock().tell(key, create_revision, Verdict::Inside);
+    }
+
+    /// How many stand ahead of this contender, if its key is here.
+    pub(crate) fn position(&self, key: &[u8], create_revision: i64) -> Option<usize> {
+        self.state.lock().mirror.position(key, create_revision)
     }
 
     /// When etcd last said anything about this path.
@@ -263,7 +287,7 @@ impl PathQueue {
             match self.read(core).await {
                 Ok(revision) => {
                     let spec = Spec {
-                        range: Range::Prefix(self.prefix.clone()),
+                        range: Range::Prefix(self.layout.watched().to_vec()),
                         from: revision + 1,
                         group: "queues",
                     };
@@ -296,7 +320,10 @@ impl PathQueue {
                 }
             }
             if let Err(error) = self.read(core).await {
-                log::debug!("reading {} ahead of its watch: {error}", core.shown(&self.prefix));
+                log::debug!(
+                    "reading {} ahead of its watch: {error}",
+                    core.shown(self.layout.watched())
+                );
             }
         }
     }
@@ -304,7 +331,7 @@ impl PathQueue {
     async fn read(&self, core: &Arc<Core>) -> Result<i64> {
         let options = GetOptions::new().with_prefix();
         let until = core.operation_limit();
-        let response = core.range("queue", &self.prefix, Some(options), until).await?;
+        let response = core.range("queue", self.layout.watched(), Some(options), until).await?;
         let revision = response.header().map_or(0, |header| header.revision());
         let entries: Vec<Entry> = response.kvs().iter().map(Entry::from).collect();
         self.take_in(core, false, |mirror| mirror.reset(revision, entries, false));
@@ -312,13 +339,13 @@ impl PathQueue {
         Ok(revision)
     }
 
-    fn take_in(&self, core: &Arc<Core>, proven: bool, change: impl FnOnce(&mut Mirror)) {
+    fn take_in(&self, core: &Arc<Core>, proven: bool, change: impl FnOnce(&mut Mirror) -> Gone) {
         let mut state = self.state.lock();
-        change(&mut state.mirror);
+        let gone = change(&mut state.mirror);
         state.loaded = true;
         state.proven |= proven;
         state.heard = core.clock.now();
-        state.judge();
+        state.judge(gone);
     }
 
     /// Removes what stands here of attempts that were given up for lost.
@@ -335,12 +362,14 @@ impl PathQueue {
 
     fn fail(&self, error: Error) {
         let mut state = self.state.lock();
+        for (_, waiter) in state.waiters.drain() {
+            let _ = waiter.tell.send(Verdict::Failed(error.clone()));
+        }
         state.failed = Some(error);
-        state.judge();
     }
 
     fn warn_of_deeper_keys(&self, core: &Core, events: &[Event]) {
-        let Some(deeper) = events.iter().find(|event| !is_child(&self.prefix, &event.key)) else {
+        let Some(deeper) = events.iter().find(|event| !self.layout.is_known(&event.key)) else {
             return;
         };
         let first = !std::mem::replace(&mut self.state.lock().warned_of_deeper_key, true);
@@ -348,7 +377,7 @@ impl PathQueue {
             log::warn!(
                 "`{}` lies below the queue `{}`: it is skipped here, but Go programs wait for it",
                 core.shown(&deeper.key),
-                core.shown(&self.prefix)
+                core.shown(self.layout.watched())
             );
         }
     }
@@ -364,36 +393,64 @@ fn remove_if_stray(core: &Arc<Core>, key: Vec<u8>, create_revision: i64, lease: 
 }
 
 impl State {
-    /// Tells every waiter for whom something is decided.
-    fn judge(&mut self) {
-        if let Some(error) = &self.failed {
-            for (_, waiter) in self.waiters.drain() {
-                let _ = waiter.send(Verdict::Failed(error.clone()));
+    fn tell(&mut self, key: &[u8], create_revision: i64, verdict: Verdict) {
+        if self.waiters.get(key).is_some_and(|waiter| waiter.create_revision == create_revision)
+            && let Some(waiter) = self.waiters.remove(key)
+        {
+            let _ = waiter.tell.send(verdict);
+        }
+    }
+
+    /// Tells every waiter for whom the change decides something. Only those who may be inside are
+    /// looked at, so it costs the same however many wait.
+    fn judge(&mut self, gone: Gone) {
+        match gone {
+            Gone::Keys(keys) => {
+                for (create_revision, key) in keys {
+                    self.tell(&key, create_revision, Verdict::Vanished);
+                }
             }
-            return;
+            Gone::Unknown => return self.judge_all(),
         }
-        if !self.loaded {
-            return;
+        if self.mirror.has_leaseless() {
+            return self.judge_all();
         }
-        let mirror = &self.mirror;
-        let decided: Vec<(WaiterId, Verdict)> = self
-            .waiters
-            .keys()
-            .filter_map(|id| {
-                let verdict = match mirror.turn(&id.0, id.1) {
-                    Turn::First => Verdict::First,
-                    Turn::Vanished => Verdict::Vanished,
-                    Turn::Blocked { key, fresh: true } => Verdict::Blocked(key),
-                    Turn::TooEarly | Turn::Behind | Turn::Blocked { .. } => return None,
-                };
-                Some((id.clone(), verdict))
-            })
+        let is_waiting = |key: &[u8]| self.waiters.contains_key(key);
+        let inside: Vec<_> = self
+            .mirror
+            .inside()
+            .into_iter()
+            .filter(|standing| is_waiting(&standing.entry.key))
+            .map(|standing| (standing.entry.key.clone(), standing.entry.create_revision))
             .collect();
-        for (id, verdict) in decided {
-            if let Some(waiter) = self.waiters.remove(&id) {
-                let _ = waiter.send(verdict);
-            }
+        for (key, create_revision) in inside {
+            self.tell(&key, create_revision, Verdict::Inside);
         }
+    }
+
+    fn judge_all(&mut self) {
+        let keys: Vec<_> = self.waiters.keys().cloned().collect();
+        for key in keys {
+            self.judge_one(&key);
+        }
+    }
+
+    fn judge_one(&mut self, key: &[u8]) {
+        let Some(create_revision) = self.waiters.get(key).map(|waiter| waiter.create_revision)
+        else {
+            return;
+        };
+        let verdict = match &self.failed {
+            Some(error) => Verdict::Failed(error.clone()),
+            None if !self.loaded => return,
+            None => match self.mirror.turn(key, create_revision) {
+                Turn::Inside => Verdict::Inside,
+                Turn::Vanished => Verdict::Vanished,
+                Turn::Blocked { key, fresh: true } => Verdict::Blocked(key),
+                Turn::TooEarly | Turn::Behind | Turn::Blocked { .. } => return,
+            },
+        };
+        self.tell(key, create_revision, verdict);
     }
 }
 

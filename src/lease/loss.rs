@@ -15,6 +15,8 @@ pub enum LossReason {
     KeyDeleted,
     /// Somebody wrote over the key.
     KeyOverwritten,
+    /// Another lock of the same multi-lock was lost.
+    SetLost,
     /// The client or the recipe was closed.
     Closed,
     /// etcd refused to prove the renewals: the login or the role was taken away.

@@ -19,6 +19,7 @@ use super::word::{DeadlineWord, Life};
 use crate::CancelToken;
 use crate::client::core::{BoxFuture, Core, Owned};
 use crate::clock::Instant;
+use crate::contend::Contender;
 use crate::error::{Error, Result};
 use crate::recipe::{RecipeCore, Signal};
 use crate::resilience::LeaseTiming;
@@ -188,12 +189,8 @@ impl Session {
 
     // ----- attempts and holds -----------------------------------------------------------------
 
-    /// A place for one attempt under `prefix`, or `None` if this session takes no more.
-    pub(crate) fn enter(
-        self: &Arc<Session>,
-        prefix: &[u8],
-        recipe: &Arc<RecipeCore>,
-    ) -> Option<Ticket> {
+    /// Places for `count` keys of one attempt, or `None` if this session takes no more.
+    fn enter(self: &Arc<Session>, contender: &Contender, count: usize) -> Option<Vec<Ticket>> {
         if !self.is_alive() {
             return None;
         }
@@ -201,18 +198,24 @@ impl Session {
         if book.phase != Phase::Serving {
             return None;
         }
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let mut key = prefix.to_vec();
-        key.extend_from_slice(format!("{:x}-{number}", self.lease).as_bytes());
-        book.live.insert(key.clone());
+        let first = self.next_number.fetch_add(count as u64, Ordering::Relaxed);
+        let tickets = (first..first + count as u64)
+            .map(|number| {
+                let key = contender.key_name(self.lease, number);
+                book.live.insert(key.clone());
+                Ticket { session: self.clone(), key, settled: false }
+            })
+            .collect();
         book.idle_since = None;
-        if book.probe != prefix {
-            book.probe = prefix.to_vec();
+        let probe = contender.layout.watched();
+        if book.probe != probe {
+            book.probe = probe.to_vec();
         }
+        let recipe = &contender.recipe;
         book.followers
             .entry(Arc::as_ptr(recipe) as usize)
             .or_insert_with(|| Arc::downgrade(recipe));
-        Some(Ticket { session: self.clone(), key, settled: false })
+        Some(tickets)
     }
 
     /// Whether a key that carries our lease belongs to an attempt or a hold that is alive.
@@ -516,27 +519,27 @@ pub(crate) struct SessionPool {
 }
 
 impl SessionPool {
-    /// A ticket in a living session of this timing; grants a lease if there is none.
-    pub(crate) async fn ticket(
+    /// Tickets for `count` keys in a living session of the contender's timing; grants a lease if
+    /// there is none.
+    pub(crate) async fn tickets(
         &self,
-        core: &Arc<Core>,
-        key: SessionKey,
-        prefix: &[u8],
-        recipe: &Arc<RecipeCore>,
+        contender: &Contender,
+        count: usize,
         until: Instant,
-    ) -> Result<Ticket> {
-        let slot = self.slots.lock().entry(key).or_default().clone();
+    ) -> Result<Vec<Ticket>> {
+        let Contender { core, session: key, layout, .. } = contender;
+        let slot = self.slots.lock().entry(*key).or_default().clone();
         // One grant at a time: who comes meanwhile shares its lease.
         let mut current = slot.lock().await;
         loop {
-            if let Some(ticket) = current.as_ref().and_then(|s| s.enter(prefix, recipe)) {
-                return Ok(ticket);
+            if let Some(tickets) = current.as_ref().and_then(|s| s.enter(contender, count)) {
+                return Ok(tickets);
             }
             *current = None;
             if core.closed.is_cancelled() {
                 return Err(Error::closed("the client"));
             }
-            *current = Some(Session::start(core, key, prefix, until).await?);
+            *current = Some(Session::start(core, *key, layout.watched(), until).await?);
         }
     }
 

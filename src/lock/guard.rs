@@ -1,17 +1,16 @@
-//! Guards: a hold on a mutex, as long as they live.
+//! Guards of a mutex, and what the guards of all locks can do.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::mutex::Mutex;
-use super::thread_holds::ThreadHold;
-use crate::CancelToken;
-use crate::client::{Txn, TxnResult};
+use super::thread_holds::{Leave, Side, ThreadHold};
+use super::view::View;
+use crate::client::TxnResult;
+use crate::client::core::Core;
 use crate::contend::Hold as HoldCore;
 use crate::error::{Error, Result};
-use crate::lease::Loss;
 
 /// What came of a guarded transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,123 +24,51 @@ pub enum FencedTxn {
     Fenced,
 }
 
-/// A view of a hold that can go anywhere: it asks, and does not keep the lock.
-///
-/// # Example: a worker thread that stops when the lock is lost
-///
-/// ```
-/// # use etcd_recipes::testing::EtcdServer;
-/// # use etcd_recipes::{Client, Mutex};
-/// # fn main() -> etcd_recipes::Result<()> {
-/// # let etcd = EtcdServer::start()?;
-/// # let client = Client::connect([etcd.endpoint()])?;
-/// let mutex = Mutex::new(&client, "/locks/report")?;
-/// let guard = mutex.lock()?;
-/// let hold = guard.hold();
-/// let worker = std::thread::spawn(move || {
-///     let mut pages = 0;
-///     while hold.is_held() && pages < 100 {
-///         pages += 1;
-///     }
-///     pages
-/// });
-/// assert_eq!(worker.join().expect("the worker ends"), 100);
-/// assert!(guard.unlock());
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-pub struct Hold {
-    core: Arc<HoldCore>,
-}
-
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug(f, "Hold", &self.core)
+impl FencedTxn {
+    /// Sorts the answer to a guarded transaction whose only operation was the caller's own.
+    pub(crate) fn from_etcd(
+        core: &Core,
+        response: Option<&etcd_client::TxnResponse>,
+    ) -> Result<FencedTxn> {
+        let Some(response) = response else { return Ok(FencedTxn::Fenced) };
+        match TxnResult::from_etcd(core, response).nested() {
+            Some(result) if result.succeeded => Ok(FencedTxn::Applied(result)),
+            Some(result) => Ok(FencedTxn::CompareFailed(result)),
+            None => Err(Error::internal("a guarded transaction answered without its inner one")),
+        }
     }
 }
 
-fn debug(f: &mut fmt::Formatter<'_>, name: &str, core: &HoldCore) -> fmt::Result {
-    f.debug_struct(name)
-        .field("key", &core.shown_key())
-        .field("token", &core.token())
-        .field("held", &core.is_held())
-        .finish()
-}
-
-impl Hold {
-    /// Whether the hold stands, by this machine's clock at the call; asks nobody. Once `false` it
-    /// stays `false`.
-    pub fn is_held(&self) -> bool {
-        self.core.is_held()
-    }
-
-    /// The time left before the hold is lost, if no renewal counts meanwhile. Zero once it is not
-    /// held.
-    pub fn remaining(&self) -> Duration {
-        self.core.remaining()
-    }
-
-    /// The fencing token.
-    pub fn token(&self) -> i64 {
-        self.core.token()
-    }
-
-    /// The fencing token.
-    pub fn fencing_token(&self) -> i64 {
-        self.core.token()
-    }
-
-    /// Cancelled when the hold is lost; not when it is released.
-    pub fn cancel_token(&self) -> &CancelToken {
-        self.core.cancel_token()
-    }
-
-    /// How it was lost, if it was.
-    pub fn loss(&self) -> Option<Loss> {
-        self.core.is_lost().then(|| self.core.loss().cloned()).flatten()
-    }
-}
-
+/// What every guard can tell. The guard has a method `view`.
 macro_rules! guard_methods {
     () => {
         /// Whether the hold stands: compares this machine's boot-time clock at the call, asks
-        /// nobody, allocates nothing. While it says `true`, no rival has been let in because of
-        /// an expiry, a partition, a restart of etcd or a pause of this process. Once `false` it
-        /// stays `false`.
+        /// nobody, allocates nothing. While it says `true`, nobody whom it keeps out has been let
+        /// in because of an expiry, a partition, a restart of etcd or a pause of this process.
+        /// Once `false` it stays `false`.
         pub fn is_held(&self) -> bool {
-            self.core().is_held()
+            self.view().is_held()
         }
 
         /// The time left before the hold is lost, if no renewal counts meanwhile. Zero once it is
         /// not held.
-        pub fn remaining(&self) -> Duration {
-            self.core().remaining()
-        }
-
-        /// The fencing token: the key's create revision. It grows from hold to hold on this path,
-        /// across processes, restarts and languages, as long as etcd keeps its data.
-        pub fn fencing_token(&self) -> i64 {
-            self.core().token()
+        pub fn remaining(&self) -> std::time::Duration {
+            self.view().remaining()
         }
 
         /// Cancelled when the hold is lost; not when it is released.
-        pub fn cancel_token(&self) -> &CancelToken {
-            self.core().cancel_token()
+        pub fn cancel_token(&self) -> &crate::CancelToken {
+            self.view().hold.cancel_token()
         }
 
         /// The key that stands in etcd for this hold.
         pub fn lock_key(&self) -> String {
-            self.core().shown_key()
+            self.view().hold.shown_key()
         }
 
         /// How it was lost, if it was.
-        pub fn loss(&self) -> Option<Loss> {
-            self.core().is_lost().then(|| self.core().loss().cloned()).flatten()
-        }
-
-        /// A view of the hold for other threads.
-        pub fn hold(&self) -> Hold {
-            Hold { core: self.core().clone() }
+        pub fn loss(&self) -> Option<crate::Loss> {
+            self.view().loss()
         }
 
         /// Asks etcd whether the key still stands. `Ok(false)` if it does not, and then the hold
@@ -150,8 +77,25 @@ macro_rules! guard_methods {
         /// # Errors
         ///
         /// `Unreachable` after the operation timeout, `Interrupted`, `Closed`, `Forked`.
-        pub fn verify(&self) -> Result<bool> {
-            self.core().verify()
+        pub fn verify(&self) -> crate::Result<bool> {
+            Ok(self.view().hold.verify()? && self.view().is_held())
+        }
+    };
+}
+
+/// What the guard of an exclusive hold can do. The guard has a method `view`.
+macro_rules! exclusive_guard_methods {
+    () => {
+        /// The fencing token: the key's create revision. It grows from exclusive hold to exclusive
+        /// hold on this path, across processes, restarts and languages, as long as etcd keeps its
+        /// data.
+        pub fn fencing_token(&self) -> i64 {
+            self.view().hold.token()
+        }
+
+        /// A view of the hold for other threads.
+        pub fn hold(&self) -> crate::Hold {
+            crate::Hold { view: self.view().clone() }
         }
 
         /// Writes a key if the hold stands, decided inside etcd. `Ok(false)`: fenced, nothing was
@@ -161,34 +105,35 @@ macro_rules! guard_methods {
         ///
         /// `OutcomeUnknown` if the write was sent and not answered; `Unreachable`,
         /// `PermissionDenied`, `Rejected`, `Interrupted`, `Closed`, `Forked`.
-        pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Result<bool> {
-            let key = self.mutex().core().physical(&key.into());
+        pub fn put(
+            &self,
+            key: impl Into<Vec<u8>>,
+            value: impl Into<Vec<u8>>,
+        ) -> crate::Result<bool> {
+            let hold = &self.view().hold;
+            let key = hold.contender().core.physical(&key.into());
             let put = etcd_client::TxnOp::put(key.clone(), value.into(), None);
-            Ok(self.core().guarded("guard.put", key, vec![put])?.is_some())
+            Ok(hold.guarded("guard.put", key, vec![put])?.is_some())
         }
 
         /// Runs a transaction if the hold stands, decided inside etcd together with the caller's
-        /// own compares. A lost hold answers [`FencedTxn::Fenced`] at once.
+        /// own compares. A lost hold answers [`FencedTxn::Fenced`](crate::FencedTxn::Fenced) at
+        /// once.
         ///
         /// # Errors
         ///
         /// As [`put`](Self::put).
-        pub fn txn(&self, txn: Txn) -> Result<FencedTxn> {
-            let core = self.mutex().core().clone();
+        pub fn txn(&self, txn: crate::Txn) -> crate::Result<crate::FencedTxn> {
+            let hold = &self.view().hold;
+            let core = hold.contender().core.clone();
             let inner = etcd_client::TxnOp::txn(txn.for_etcd(&core));
-            let Some(response) = self.core().guarded("guard.txn", Vec::new(), vec![inner])? else {
-                return Ok(FencedTxn::Fenced);
-            };
-            match TxnResult::from_etcd(&core, &response).nested() {
-                Some(result) if result.succeeded => Ok(FencedTxn::Applied(result)),
-                Some(result) => Ok(FencedTxn::CompareFailed(result)),
-                None => {
-                    Err(Error::internal("a guarded transaction answered without its inner one"))
-                }
-            }
+            let response = hold.guarded("guard.txn", Vec::new(), vec![inner])?;
+            crate::FencedTxn::from_etcd(&core, response.as_ref())
         }
     };
 }
+
+pub(super) use {exclusive_guard_methods, guard_methods};
 
 /// A hold of the current thread, released when the last guard of its re-entries is dropped.
 ///
@@ -202,6 +147,7 @@ macro_rules! guard_methods {
 pub struct MutexGuard<'a> {
     mutex: &'a Mutex,
     held: Arc<ThreadHold>,
+    view: View,
     done: bool,
     /// As std's guard: bound to its thread, but fit to be looked at from others.
     bound: PhantomData<std::sync::MutexGuard<'static, ()>>,
@@ -209,18 +155,16 @@ pub struct MutexGuard<'a> {
 
 impl<'a> MutexGuard<'a> {
     pub(super) fn new(mutex: &'a Mutex, held: Arc<ThreadHold>) -> MutexGuard<'a> {
-        MutexGuard { mutex, held, done: false, bound: PhantomData }
+        let view = View::exclusive(held.hold.clone());
+        MutexGuard { mutex, held, view, done: false, bound: PhantomData }
     }
 
-    pub(super) fn core(&self) -> &Arc<HoldCore> {
-        &self.held.hold
-    }
-
-    fn mutex(&self) -> &Mutex {
-        self.mutex
+    pub(super) fn view(&self) -> &View {
+        &self.view
     }
 
     guard_methods!();
+    exclusive_guard_methods!();
 
     /// Releases, and says whether the hold stood until now: `false` if it had been lost, or if
     /// etcd answers that its key was gone. With re-entries, each inner call only says whether the
@@ -232,10 +176,13 @@ impl<'a> MutexGuard<'a> {
     }
 
     fn end(&self) -> bool {
-        if self.core().is_forked() {
+        if self.view.hold.is_forked() {
             return false;
         }
-        if self.held.leave() { self.mutex.release(self.core()) } else { self.core().is_held() }
+        match self.held.leave(Side::Exclusive) {
+            Leave::Last => self.mutex.base().release(&self.view.hold),
+            Leave::Inner | Leave::LastWriter => self.view.is_held(),
+        }
     }
 }
 
@@ -249,7 +196,7 @@ impl Drop for MutexGuard<'_> {
 
 impl fmt::Debug for MutexGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug(f, "MutexGuard", self.core())
+        self.view.debug(f, "MutexGuard")
     }
 }
 
@@ -262,42 +209,39 @@ impl fmt::Debug for MutexGuard<'_> {
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct OwnedMutexGuard {
     mutex: Mutex,
-    hold: Arc<HoldCore>,
+    view: View,
     done: bool,
 }
 
 impl OwnedMutexGuard {
     pub(super) fn new(mutex: Mutex, hold: Arc<HoldCore>) -> OwnedMutexGuard {
-        OwnedMutexGuard { mutex, hold, done: false }
+        OwnedMutexGuard { mutex, view: View::exclusive(hold), done: false }
     }
 
-    fn core(&self) -> &Arc<HoldCore> {
-        &self.hold
-    }
-
-    fn mutex(&self) -> &Mutex {
-        &self.mutex
+    fn view(&self) -> &View {
+        &self.view
     }
 
     guard_methods!();
+    exclusive_guard_methods!();
 
     /// Releases, and says whether the hold stood until now; see [`MutexGuard::unlock`].
     pub fn unlock(mut self) -> bool {
         self.done = true;
-        self.mutex.release(&self.hold)
+        self.mutex.base().release(&self.view.hold)
     }
 }
 
 impl Drop for OwnedMutexGuard {
     fn drop(&mut self) {
         if !self.done {
-            self.mutex.release(&self.hold);
+            self.mutex.base().release(&self.view.hold);
         }
     }
 }
 
 impl fmt::Debug for OwnedMutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug(f, "OwnedMutexGuard", &self.hold)
+        self.view.debug(f, "OwnedMutexGuard")
     }
 }

@@ -1,20 +1,17 @@
 //! The mutex: one holder among all processes that name the same path.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::base::{LockBase, lock_surface};
 use super::guard::{MutexGuard, OwnedMutexGuard};
-use super::thread_holds::ThreadHold;
-use crate::client::core::Core;
-use crate::client::runtime::Abandon;
-use crate::client::{Client, identity};
-use crate::clock::Instant;
-use crate::contend::{self, Acquired, Contender, ContenderInfo, Hold};
-use crate::error::{Error, Result};
-use crate::lease::{Loss, SessionKey};
-use crate::recipe::{HasCore, ListenerId, Recipe, RecipeCore, Subscription};
-use crate::resilience::{LeaseResilience, LeaseTiming};
+use super::options::{LockOptions, lock_options};
+use super::thread_holds::{Side, ThreadHold};
+use crate::client::Client;
+use crate::contend::ContenderMode::Exclusive;
+use crate::contend::{ContenderInfo, Hold, Layout};
+use crate::error::Result;
+use crate::lease::Loss;
 
 /// Hears of lost holds, for those who prefer a type to a closure.
 pub trait LossListener: Send + Sync + 'static {
@@ -73,32 +70,10 @@ pub trait LossListener: Send + Sync + 'static {
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    shared: Arc<Shared>,
+    base: Arc<LockBase>,
 }
 
-struct Shared {
-    contender: Arc<Contender>,
-    number: u64,
-    interrupt_on_loss: bool,
-    client: Client,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !self.client.core().is_forked() {
-            self.contender.recipe.close(Duration::ZERO);
-        }
-    }
-}
-
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mutex")
-            .field("path", &self.recipe().path())
-            .field("state", &self.recipe().state())
-            .finish_non_exhaustive()
-    }
-}
+lock_surface!(Mutex);
 
 /// Options of a [`Mutex`]; each states its default.
 ///
@@ -118,52 +93,18 @@ impl fmt::Debug for Mutex {
 /// ```
 #[must_use = "a builder does nothing until `build`"]
 pub struct MutexBuilder {
-    client: Client,
-    path: String,
-    ttl: Duration,
-    client_id: Option<String>,
-    interrupt_on_loss: bool,
-    resilience: LeaseResilience,
+    options: LockOptions,
 }
 
-impl fmt::Debug for MutexBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MutexBuilder")
-            .field("path", &self.path)
-            .field("ttl", &self.ttl)
-            .finish_non_exhaustive()
-    }
-}
+lock_options!(MutexBuilder);
 
 impl MutexBuilder {
-    /// How long the lock outlives a process that died, and a partition must not last. Rounded up
-    /// to whole seconds. Default: 10 s.
-    ///
-    /// With etcd's default election timeout a TTL below 5 s does not survive the failure of
-    /// etcd's leader: holds are then lost (and told so), never shared.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
-
-    /// The name shown to other contenders. Default: the client's.
-    pub fn client_id(mut self, id: impl Into<String>) -> Self {
-        self.client_id = Some(id.into());
-        self
-    }
-
     /// Whether the holding thread's blocking calls of this library return `Interrupted` once the
     /// hold is lost, until its outermost guard is gone. Default: `false`, since a holder is in the
     /// middle of its own code: it is told, and decides. An owned guard belongs to no thread and
     /// only carries its token.
     pub fn interrupt_on_lock_loss(mut self, interrupt: bool) -> Self {
-        self.interrupt_on_loss = interrupt;
-        self
-    }
-
-    /// Margin and timing of the renewals. Default: the client's.
-    pub fn resilience(mut self, resilience: LeaseResilience) -> Self {
-        self.resilience = resilience;
+        self.options.interrupt_on_loss = interrupt;
         self
     }
 
@@ -175,23 +116,8 @@ impl MutexBuilder {
     /// a TTL of zero or beyond etcd's limit, one below 2 s without explicit timing, a margin of
     /// half the TTL or more, renewals that do not fit the TTL. `Closed`, `Forked`.
     pub fn build(self) -> Result<Mutex> {
-        let path = identity::checked_path(self.path)?;
-        let client_id = self.client.recipe_id(self.client_id)?;
-        let timing = LeaseTiming::for_ttl(self.ttl, &self.resilience)?;
-        self.client.check_usable()?;
-        let core = self.client.core();
-        let prefix = core.physical(format!("{path}/").as_bytes());
-        let recipe = RecipeCore::new("Mutex", path, client_id);
-        core.register_recipe(&recipe);
-        let contender = Contender::new(core.clone(), recipe, prefix, SessionKey(timing));
-        Ok(Mutex {
-            shared: Arc::new(Shared {
-                contender,
-                number: identity::next_number(),
-                interrupt_on_loss: self.interrupt_on_loss,
-                client: self.client,
-            }),
-        })
+        let base = self.options.build("Mutex", Layout::line, None)?;
+        Ok(Mutex { base: Arc::new(base) })
     }
 }
 
@@ -207,22 +133,11 @@ impl Mutex {
 
     /// Options, then [`build`](MutexBuilder::build).
     pub fn builder(client: &Client, path: impl Into<String>) -> MutexBuilder {
-        MutexBuilder {
-            client: client.clone(),
-            path: path.into(),
-            ttl: Duration::from_secs(10),
-            client_id: None,
-            interrupt_on_loss: false,
-            resilience: client.core().config.resilience.get_lease().clone(),
-        }
+        MutexBuilder { options: LockOptions::new(client, path.into()) }
     }
 
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.shared.contender.core
-    }
-
-    fn recipe(&self) -> &RecipeCore {
-        &self.shared.contender.recipe
+    pub(super) fn base(&self) -> &LockBase {
+        &self.base
     }
 
     // ----- acquiring --------------------------------------------------------------------------
@@ -243,10 +158,8 @@ impl Mutex {
         if let Some(again) = self.again()? {
             return Ok(again);
         }
-        match self.acquire("mutex.lock", None)? {
-            Some(hold) => Ok(self.guard(hold)),
-            None => Err(Error::internal("a wait without a limit ended without a hold")),
-        }
+        let hold = self.base.acquire("mutex.lock", Exclusive, 1)?;
+        Ok(self.guard(hold))
     }
 
     /// Locks if nobody holds the lock or waits for it. When it is busy nothing is written, and
@@ -260,7 +173,7 @@ impl Mutex {
         if let Some(again) = self.again()? {
             return Ok(Some(again));
         }
-        let hold = self.wait_with("mutex.try_lock", contend::try_acquire)?;
+        let hold = self.base.try_acquire("mutex.try_lock", Exclusive, 1)?;
         Ok(hold.map(|hold| self.guard(hold)))
     }
 
@@ -274,7 +187,7 @@ impl Mutex {
         if let Some(again) = self.again()? {
             return Ok(Some(again));
         }
-        let hold = self.acquire("mutex.try_lock_for", Some(limit))?;
+        let hold = self.base.acquire_for("mutex.try_lock_for", Exclusive, 1, limit)?;
         Ok(hold.map(|hold| self.guard(hold)))
     }
 
@@ -284,10 +197,8 @@ impl Mutex {
     ///
     /// As [`lock`](Mutex::lock), save `Lost`.
     pub fn lock_owned(&self) -> Result<OwnedMutexGuard> {
-        match self.acquire("mutex.lock_owned", None)? {
-            Some(hold) => Ok(OwnedMutexGuard::new(self.clone(), hold)),
-            None => Err(Error::internal("a wait without a limit ended without a hold")),
-        }
+        let hold = self.base.acquire("mutex.lock_owned", Exclusive, 1)?;
+        Ok(OwnedMutexGuard::new(self.clone(), hold))
     }
 
     /// As [`try_lock`](Mutex::try_lock), for a guard that belongs to no thread. Not reentrant.
@@ -296,7 +207,7 @@ impl Mutex {
     ///
     /// As [`try_lock`](Mutex::try_lock), save `Lost`.
     pub fn try_lock_owned(&self) -> Result<Option<OwnedMutexGuard>> {
-        let hold = self.wait_with("mutex.try_lock_owned", contend::try_acquire)?;
+        let hold = self.base.try_acquire("mutex.try_lock_owned", Exclusive, 1)?;
         Ok(hold.map(|hold| OwnedMutexGuard::new(self.clone(), hold)))
     }
 
@@ -307,7 +218,7 @@ impl Mutex {
     ///
     /// As [`try_lock_for`](Mutex::try_lock_for), save `Lost`.
     pub fn try_lock_owned_for(&self, limit: Duration) -> Result<Option<OwnedMutexGuard>> {
-        let hold = self.acquire("mutex.try_lock_owned_for", Some(limit))?;
+        let hold = self.base.acquire_for("mutex.try_lock_owned_for", Exclusive, 1, limit)?;
         Ok(hold.map(|hold| OwnedMutexGuard::new(self.clone(), hold)))
     }
 
@@ -324,53 +235,25 @@ impl Mutex {
     pub fn with_lock<R>(&self, section: impl FnOnce(&MutexGuard<'_>) -> R) -> Result<R> {
         let guard = self.lock()?;
         let result = section(&guard);
-        let hold = guard.core().clone();
+        let hold = guard.view().hold.clone();
         if guard.unlock() { Ok(result) } else { Err(hold.lost_error()) }
     }
 
     /// A guard of the hold that this thread has already.
     fn again(&self) -> Result<Option<MutexGuard<'_>>> {
-        let Some(held) = ThreadHold::find(self.shared.number) else { return Ok(None) };
-        self.core().check_usable()?;
+        let Some(held) = ThreadHold::find(self.base.number) else { return Ok(None) };
+        self.base.core().check_usable()?;
         if !held.hold.is_held() {
             return Err(held.hold.lost_error());
         }
-        held.enter_again();
+        held.enter_again(Side::Exclusive);
         Ok(Some(MutexGuard::new(self, held)))
     }
 
     fn guard(&self, hold: Arc<Hold>) -> MutexGuard<'_> {
-        let interrupt = self.shared.interrupt_on_loss;
-        MutexGuard::new(self, ThreadHold::begin(self.shared.number, hold, interrupt))
-    }
-
-    fn acquire(&self, op: &'static str, limit: Option<Duration>) -> Result<Option<Arc<Hold>>> {
-        let limit: Option<Instant> = limit.map(|limit| self.core().clock.now() + limit);
-        self.wait_with(op, |contender, abandon| contend::acquire(contender, limit, abandon))
-    }
-
-    fn wait_with<Fut>(
-        &self,
-        op: &'static str,
-        task: impl FnOnce(Arc<Contender>, Abandon) -> Fut,
-    ) -> Result<Option<Arc<Hold>>>
-    where
-        Fut: Future<Output = Result<Option<Acquired>>> + Send + 'static,
-    {
-        let contender = self.shared.contender.clone();
-        let acquired =
-            self.core().block(op, Some(self.recipe()), |abandon| task(contender, abandon))?;
-        acquired.map(Acquired::into_hold).transpose()
-    }
-
-    /// The end of a guard.
-    pub(super) fn release(&self, hold: &Arc<Hold>) -> bool {
-        if hold.is_forked() {
-            return false;
-        }
-        let stood = hold.release();
-        hold.let_go();
-        stood
+        let Mutex { base } = self;
+        let held = ThreadHold::begin(base.number, hold, Side::Exclusive, base.interrupt_on_loss);
+        MutexGuard::new(self, held)
     }
 
     /// Releases a guard; the same as [`MutexGuard::unlock`].
@@ -386,17 +269,17 @@ impl Mutex {
     ///
     /// `Unreachable`, `PermissionDenied`, `Interrupted`, `Closed`, `Forked`.
     pub fn is_locked(&self) -> Result<bool> {
-        Ok(!self.list("mutex.is_locked")?.is_empty())
+        Ok(!self.base.list("mutex.is_locked")?.is_empty())
     }
 
     /// Whether this thread has a guard whose hold stands. Asks nobody.
     pub fn is_held_by_current_thread(&self) -> bool {
-        ThreadHold::find(self.shared.number).is_some_and(|held| held.hold.is_held())
+        ThreadHold::find(self.base.number).is_some_and(|held| held.hold.is_held())
     }
 
     /// How many guards this thread has, their hold lost or not.
     pub fn hold_count(&self) -> usize {
-        ThreadHold::find(self.shared.number).map_or(0, |held| held.count())
+        ThreadHold::find(self.base.number).map_or(0, |held| held.count(Side::Exclusive))
     }
 
     /// Everyone who holds or waits, first to last, from one consistent read.
@@ -405,74 +288,6 @@ impl Mutex {
     ///
     /// As [`is_locked`](Mutex::is_locked).
     pub fn contenders(&self) -> Result<Vec<ContenderInfo>> {
-        self.list("mutex.contenders")
-    }
-
-    fn list(&self, op: &'static str) -> Result<Vec<ContenderInfo>> {
-        let contender = self.shared.contender.clone();
-        self.core().block_on(op, Some(self.recipe()), async move { contender.list(op).await })
-    }
-
-    // ----- hearing of losses ------------------------------------------------------------------
-
-    /// Adds a listener for lost holds. It runs on this mutex's healer thread; a loss whose guard
-    /// is still around is told to it at once.
-    pub fn add_loss_listener(
-        &self,
-        listener: impl Fn(&Loss) + Send + Sync + 'static,
-    ) -> ListenerId {
-        self.shared.contender.losses.add(Arc::new(listener))
-    }
-
-    /// As [`add_loss_listener`](Mutex::add_loss_listener), for a type of its own.
-    pub fn add_loss_listener_with(&self, listener: Box<dyn LossListener>) -> ListenerId {
-        self.add_loss_listener(move |loss| listener.on_loss(loss))
-    }
-
-    /// Removes a listener; once this has returned, no new call of it starts (one that is running
-    /// may be finishing).
-    pub fn remove_loss_listener(&self, id: ListenerId) -> bool {
-        self.shared.contender.losses.remove(id)
-    }
-
-    /// Lost holds as a channel, for `select!`.
-    pub fn loss_events(&self) -> Subscription<Loss> {
-        self.shared.contender.losses.subscribe()
-    }
-
-    /// Closes this mutex: its blocked calls return `Closed`, its holds are lost (reason
-    /// `Closed`) and released. Other mutexes of the client go on.
-    ///
-    /// # Errors
-    ///
-    /// `CleanupUnconfirmed` if etcd did not confirm in time that the keys are gone; then its TTL
-    /// does it. `Forked`.
-    pub fn close(&self) -> Result<()> {
-        let core = self.core();
-        if core.is_forked() {
-            return core.check_usable();
-        }
-        let closed = self.shared.contender.close();
-        self.recipe().close(CLOSE_LIMIT);
-        closed
-    }
-}
-
-/// How long a close waits for a listener that is running.
-const CLOSE_LIMIT: Duration = Duration::from_millis(300);
-
-impl HasCore for Mutex {
-    fn core(&self) -> &RecipeCore {
-        self.recipe()
-    }
-}
-
-impl Recipe for Mutex {
-    fn ping(&self) -> bool {
-        self.shared.client.ping()
-    }
-
-    fn close(&self) -> Result<()> {
-        Mutex::close(self)
+        self.base.list("mutex.contenders")
     }
 }

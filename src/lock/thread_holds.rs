@@ -1,4 +1,4 @@
-//! What a thread holds, mutex by mutex, so that it may lock again what it has locked.
+//! What a thread holds, lock by lock, so that it may lock again what it has locked.
 //!
 //! A guard stays on its thread, so the register is thread-local and needs no lock. In a
 //! thread-local destructor the register may be gone already: then nothing is re-entered, and all
@@ -12,12 +12,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::cancel;
 use crate::contend::Hold;
 
+/// How a guard holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Shared,
+    Exclusive,
+}
+
+/// What the end of a guard leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// Other guards of the same kind, or of a kind that keeps the hold as it is.
+    Inner,
+    /// Guards that share, where this one excluded.
+    LastWriter,
+    /// No guard: the hold is to be released.
+    Last,
+}
+
 /// One hold of one thread, shared by the guards of its re-entries.
 pub(super) struct ThreadHold {
-    mutex: u64,
+    lock: u64,
     pub(super) hold: Arc<Hold>,
-    count: AtomicUsize,
-    /// The hold's scope on this thread, with `interrupt_on_lock_loss`.
+    shared: AtomicUsize,
+    exclusive: AtomicUsize,
+    /// The hold's scope on this thread, where its loss interrupts.
     scope: Option<u64>,
 }
 
@@ -26,39 +45,55 @@ thread_local! {
 }
 
 impl ThreadHold {
-    /// Registers a fresh hold of this thread on the mutex with this number.
-    pub(super) fn begin(mutex: u64, hold: Arc<Hold>, interrupt: bool) -> Arc<ThreadHold> {
+    /// Registers a fresh hold of this thread on the lock with this number.
+    pub(super) fn begin(
+        lock: u64,
+        hold: Arc<Hold>,
+        side: Side,
+        interrupt: bool,
+    ) -> Arc<ThreadHold> {
         let scope = if interrupt { hold.cancel_token().enter_until_left() } else { None };
-        let held = Arc::new(ThreadHold { mutex, hold, count: AtomicUsize::new(1), scope });
-        let replaced = HOLDS.try_with(|holds| holds.borrow_mut().insert(mutex, held.clone()));
+        let (shared, exclusive) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let held = Arc::new(ThreadHold { lock, hold, shared, exclusive, scope });
+        held.enter_again(side);
+        let replaced = HOLDS.try_with(|holds| holds.borrow_mut().insert(lock, held.clone()));
         drop(replaced);
         held
     }
 
-    /// This thread's hold on the mutex, if it has one.
-    pub(super) fn find(mutex: u64) -> Option<Arc<ThreadHold>> {
-        HOLDS.try_with(|holds| holds.borrow().get(&mutex).cloned()).ok().flatten()
+    /// This thread's hold on the lock, if it has one.
+    pub(super) fn find(lock: u64) -> Option<Arc<ThreadHold>> {
+        HOLDS.try_with(|holds| holds.borrow().get(&lock).cloned()).ok().flatten()
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn enter_again(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// One guard less; true if it was the last, whose duty is to release. The hold's scope is
-    /// left with it.
-    pub(super) fn leave(&self) -> bool {
-        if self.count.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return false;
+    fn counter(&self, side: Side) -> &AtomicUsize {
+        match side {
+            Side::Shared => &self.shared,
+            Side::Exclusive => &self.exclusive,
         }
-        let removed = HOLDS.try_with(|holds| holds.borrow_mut().remove(&self.mutex));
+    }
+
+    pub(super) fn count(&self, side: Side) -> usize {
+        self.counter(side).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn enter_again(&self, side: Side) {
+        self.counter(side).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One guard less. The hold's scope is left with the last.
+    pub(super) fn leave(&self, side: Side) -> Leave {
+        self.counter(side).fetch_sub(1, Ordering::Relaxed);
+        match (self.count(Side::Exclusive), self.count(Side::Shared)) {
+            (0, 0) => {}
+            (0, _) if side == Side::Exclusive => return Leave::LastWriter,
+            _ => return Leave::Inner,
+        }
+        let removed = HOLDS.try_with(|holds| holds.borrow_mut().remove(&self.lock));
         drop(removed);
         if let Some(scope) = self.scope {
             cancel::leave(scope);
         }
-        true
+        Leave::Last
     }
 }
