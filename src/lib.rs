@@ -77,6 +77,7 @@ pub mod client;
 mod clock;
 pub mod codec;
 mod contend;
+pub mod election;
 mod error;
 mod fork;
 pub mod lease;
@@ -101,10 +102,19 @@ pub use client::{
 #[cfg(feature = "json")]
 pub use codec::Json;
 pub use codec::{Bytes, Codec, Text};
+pub use election::{
+    BoxError, CloseMode, LatchEvent, LatchListener, LatchState, LeaderChange, LeaderLatch,
+    LeaderLatchBuilder, LeaderObserver, LeaderObserverBuilder, LeaderSelector,
+    LeaderSelectorBuilder, LeaderSelectorListener, Leadership, LeadershipTerm, Participant,
+    SelectorState,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
 pub use lock::{
-    Contender, FencedTxn, Hold, LossListener, Mutex, MutexBuilder, MutexGuard, OwnedMutexGuard,
+    Contender, ContenderMode, FencedTxn, Hold, LossListener, MultiLock, MultiLockGuard, Mutex,
+    MutexBuilder, MutexGuard, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Permit,
+    RwLock, RwLockBuilder, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphoreBuilder,
+    SharedHold,
 };
 pub use presence::{TransientBuilder, TransientKeyValue};
 pub use recipe::{ConnectionState, ErrorEvent, ListenerId, Recipe, Subscription};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub use connection::ConnectionState;
 pub(crate) use connection::Signal;
-pub(crate) use healer::Healer;
+pub(crate) use healer::{Healer, guarded};
 pub use listeners::ListenerId;
 pub(crate) use listeners::{Callback, Listeners};
 pub(crate) use sealed::HasCore;
