@@ -19,8 +19,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Hold {
-    /// Stops excluding others. An error says that etcd has refused it: the hold excludes as
-    /// before, in a new epoch. A hold that is lost meanwhile is lost as any other.
+    /// Stops excluding others. An error says that etcd has refused it (the hold excludes as before,
+    /// in a new epoch), or that the hold is lost, maybe only known from the answer.
     pub(crate) fn downgrade(self: &Arc<Hold>) -> Result<()> {
         if !self.is_held() {
             return Err(self.lost_error());
@@ -68,6 +68,9 @@ async fn rewrite(hold: Arc<Hold>, value: Vec<u8>) -> Result<()> {
                         _ => None,
                     });
                     hold.judge(found.map(Found::from).as_ref()).await;
+                    if !hold.is_held() {
+                        break;
+                    }
                 }
                 return Ok(());
             }
@@ -79,7 +82,7 @@ async fn rewrite(hold: Arc<Hold>, value: Vec<u8>) -> Result<()> {
         }
         core.clock.sleep(PAUSE).await;
     }
-    Ok(())
+    Err(hold.lost_error())
 }
 
 fn refused(error: &Error) -> bool {

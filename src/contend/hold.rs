@@ -393,7 +393,8 @@ impl Hold {
     }
 
     fn vanish(self: Arc<Hold>) {
-        if self.fall() {
+        // Not handed out yet, it never is.
+        if !self.moved(PENDING, ENDED) && self.fall() {
             self.contender.core.clone().runtime.spawn(self.tell_why());
         }
     }
@@ -562,10 +563,10 @@ impl Tenant for Hold {
         }
     }
 
-    fn probed(&self, found: Option<&etcd_client::KeyValue>) {
-        // The lease was renewed just before.
+    fn probed(self: Arc<Hold>, found: Option<&etcd_client::KeyValue>) {
+        // The lease was renewed just before, but may have ended since.
         if !self.is_ours(found.map(Found::from).as_ref()) {
-            self.lose_key(LossReason::KeyDeleted);
+            self.vanish();
         }
     }
 

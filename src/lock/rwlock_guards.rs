@@ -94,12 +94,12 @@ macro_rules! thread_guard {
                     Leave::Inner => stood,
                     Leave::LastWriter => {
                         if let Err(refused) = hold.downgrade()
-                            && stood
+                            && hold.is_held()
                         {
                             // Then the readers who are left keep others out, as a writer would.
                             self.lock.base().recipe().record_error(refused);
                         }
-                        stood
+                        stood && hold.is_held()
                     }
                     Leave::Last => self.lock.base().release(hold),
                 }
