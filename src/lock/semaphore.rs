@@ -99,6 +99,15 @@ pub struct SemaphoreBuilder {
 lock_options!(SemaphoreBuilder);
 
 impl SemaphoreBuilder {
+    /// Whether the blocking calls of this library on the thread that acquired a permit return
+    /// `Interrupted` once the permit is lost, until it is released or dropped, by whichever
+    /// thread. Default: `false`, since a holder is in the middle of its own code: it is told, and
+    /// decides. A thread that the permit was sent to is never interrupted by it.
+    pub fn interrupt_on_permit_loss(mut self, interrupt: bool) -> Self {
+        self.options.interrupt_on_loss = interrupt;
+        self
+    }
+
     /// Checks the options. No I/O.
     ///
     /// # Errors
