@@ -586,6 +586,10 @@ impl Acquire {
                     }
                     Either::Second(Either::Second(Either::Second(()))) => {}
                 }
+                if !places.iter().all(|place| place.stands()) {
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
                 let place = &places[at];
                 let now = core.clock.now();
                 self.heard =
