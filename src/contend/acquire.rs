@@ -108,6 +108,13 @@ impl Lanes {
         self.0.iter().flat_map(|lane| &lane.tickets)
     }
 
+    /// Why the key with this number could never be let in by such a count.
+    fn misfit(&self, at: usize, count: Option<usize>) -> Option<Error> {
+        let mut lanes = self.0.iter().flat_map(|lane| lane.tickets.iter().map(move |_| lane));
+        let Wish { contender, keys, .. } = &lanes.nth(at)?.wish;
+        contender.check_fit(*keys, count?).err()
+    }
+
     /// Nothing of this try stands in etcd, nor can it come to.
     fn settle(self) {
         self.0.into_iter().flat_map(|lane| lane.tickets).for_each(Ticket::settle);
@@ -410,6 +417,7 @@ impl Acquire {
                 lanes.settle();
                 let until = self.until();
                 self.lead().settle_count(found, until).await?;
+                self.check_fit()?;
                 return Ok(leaving.map_or(Joined::Again, Joined::Out));
             }
             Enqueued::Existed => {
@@ -431,6 +439,16 @@ impl Acquire {
             }
             _ => Ok(Joined::In { lanes, create_revision, places }),
         }
+    }
+
+    /// Whether what is wanted could still be had on every counted path.
+    fn check_fit(&self) -> Result<()> {
+        for Wish { contender, keys, .. } in &self.wishes {
+            if let Some(count) = &contender.count {
+                contender.check_fit(*keys, count.current() as usize)?;
+            }
+        }
+        Ok(())
     }
 
     /// An enqueue failed. If its outcome is unknown, an own key decides for all: seen, it counts;
@@ -544,13 +562,13 @@ impl Acquire {
                 lane.tickets.iter().map(wait).collect::<Vec<_>>()
             })
             .collect();
-        for (at, place) in places.iter_mut().enumerate() {
+        for at in 0..places.len() {
             let ticket = lanes.tickets().nth(at).map(|ticket| ticket.session().clone());
             let Some(session) = ticket else { continue };
             let mut orphan_since = None;
             loop {
                 let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
-                match race(place.verdict(), race(self.leaving(), elsewhere)).await {
+                match race(places[at].verdict(), race(self.leaving(), elsewhere)).await {
                     Either::First(Verdict::Inside) => {
                         self.hear();
                         break;
@@ -572,7 +590,7 @@ impl Acquire {
                         return Err(error);
                     }
                     Either::Second(Either::First(leaving)) => {
-                        self.placed |= place.queue().is_loaded();
+                        self.placed |= places[at].queue().is_loaded();
                         drop(places);
                         self.withdraw(lanes, created).await;
                         return Ok(Turn::Out(leaving));
@@ -584,11 +602,18 @@ impl Acquire {
                     }
                     Either::Second(Either::Second(Either::Second(()))) => {}
                 }
+                if !places.iter().all(|place| place.stands()) {
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
+                let place = &places[at];
                 let now = core.clock.now();
                 self.heard =
                     self.heard.max(place.queue().heard_at()).max(session.last_counted_at());
                 let failed = if now >= self.silent_at() {
                     Some(self.unreachable("etcd went silent while waiting"))
+                } else if let Some(error) = lanes.misfit(at, place.count()) {
+                    Some(error)
                 } else if let Some(key) = place.orphan_ahead() {
                     let since = *orphan_since.get_or_insert(now);
                     let given_up = now >= since + self.lead().session.0.ttl;
@@ -633,6 +658,7 @@ impl Acquire {
         let count = match read.count {
             Some(count) => {
                 contender.take_over(&super::layout::encode_count(count))?;
+                contender.check_fit(keys, count as usize)?;
                 count
             }
             // The enqueue writes it.

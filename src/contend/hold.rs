@@ -420,10 +420,16 @@ impl Hold {
             return self.check_may_ask().map(|()| false);
         }
         let hold = self.clone();
-        self.contender.core.block_on("guard.verify", Some(&self.contender.recipe), async move {
+        let recipe = Some(&*self.contender.recipe);
+        let verified = self.contender.core.block_on("guard.verify", recipe, async move {
             hold.look("verify").await?;
             Ok(hold.is_held())
-        })
+        });
+        match verified {
+            // It may be this very loss that interrupts, and that is the answer.
+            Err(error) if error.is_interrupted() && self.is_lost() => Ok(false),
+            verified => verified,
+        }
     }
 
     /// Reads the keys and judges by what is found.

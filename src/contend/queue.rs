@@ -180,6 +180,13 @@ impl Waiting<'_> {
         self.turn() != Turn::Vanished
     }
 
+    /// How many its path lets in now, where they are counted.
+    pub(crate) fn count(&self) -> Option<usize> {
+        let state = self.queue.state.lock();
+        let turn = state.mirror.turn(&self.key, self.create_revision);
+        (turn != Turn::TooEarly).then(|| state.mirror.count()).flatten()
+    }
+
     /// A contender's key in the way that a stranger wrote over, so that it has no lease. Its
     /// owner will take it away, if there is one.
     pub(crate) fn orphan_ahead(&self) -> Option<Vec<u8>> {
