@@ -357,20 +357,24 @@ impl Acquire {
     async fn lanes(&self) -> Result<Either<Lanes, Leaving>> {
         let mut lanes = Vec::with_capacity(self.wishes.len());
         for wish in &self.wishes {
-            wish.contender.recipe.check_open()?;
-            match self.tickets(wish).await? {
-                Either::First(tickets) => lanes.push(Lane { wish: wish.clone(), tickets }),
-                Either::Second(leaving) => {
-                    Lanes(lanes).settle();
-                    return Ok(Either::Second(leaving));
+            let stopped = match self.tickets(wish).await {
+                Ok(Either::First(tickets)) => {
+                    lanes.push(Lane { wish: wish.clone(), tickets });
+                    continue;
                 }
-            }
+                Ok(Either::Second(leaving)) => Ok(Either::Second(leaving)),
+                Err(error) => Err(error),
+            };
+            // Nothing was sent, so the places of the others are not open attempts.
+            Lanes(lanes).settle();
+            return stopped;
         }
         Ok(Either::First(Lanes(lanes)))
     }
 
     async fn tickets(&self, wish: &Wish) -> Result<Either<Vec<Ticket>, Leaving>> {
-        let Contender { core, .. } = &*wish.contender;
+        let Contender { core, recipe, .. } = &*wish.contender;
+        recipe.check_open()?;
         let tickets = core.sessions.tickets(&wish.contender, wish.keys, self.until());
         match race(tickets, self.leaving()).await {
             Either::First(Ok(tickets)) => Ok(Either::First(tickets)),
