@@ -7,6 +7,7 @@ use super::Contender;
 use super::requests::{self, MAX_OPERATIONS};
 use crate::client::call::Kind;
 use crate::client::core::Core;
+use crate::error::Result;
 use crate::lease::Ticket;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -31,17 +32,23 @@ pub(crate) struct Leaver {
 /// any of them had gone already.
 pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Left {
     let keys: usize = leavers.iter().map(|leaver| leaver.tickets.len()).sum();
-    if keys > 1
-        && keys + leavers.len() <= MAX_OPERATIONS
-        && together(&leavers, create_revision).await
-    {
-        leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
-        return Left::Deleted;
+    let mut maybe_deleted = false;
+    if keys > 1 && keys + leavers.len() <= MAX_OPERATIONS {
+        match together(&leavers, create_revision).await {
+            Ok(true) => {
+                leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
+                return Left::Deleted;
+            }
+            Ok(false) => {}
+            Err(error) => maybe_deleted = error.is_ambiguous(),
+        }
     }
     let one_by_one: Vec<_> = leavers
         .into_iter()
         .flat_map(|Leaver { contender, tickets }| {
-            tickets.into_iter().map(move |ticket| leave(contender.clone(), ticket, create_revision))
+            tickets.into_iter().map(move |ticket| {
+                leave(contender.clone(), ticket, create_revision, maybe_deleted)
+            })
         })
         .collect();
     if let [_] = one_by_one.as_slice() {
@@ -62,8 +69,8 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
 }
 
 /// One try at all of them at once; what it could not do is left to the tries at each.
-async fn together(leavers: &[Leaver], create_revision: i64) -> bool {
-    let Some(first) = leavers.first() else { return true };
+async fn together(leavers: &[Leaver], create_revision: i64) -> Result<bool> {
+    let Some(first) = leavers.first() else { return Ok(true) };
     let core = &first.contender.core;
     let keys: Vec<_> = leavers
         .iter()
@@ -74,23 +81,23 @@ async fn together(leavers: &[Leaver], create_revision: i64) -> bool {
         .collect();
     let txn = requests::leave(&keys, create_revision);
     let until = core.clock.now() + LEAVE_LIMIT;
-    match core.txn("release", first.tickets[0].key(), Kind::Write, txn, until).await {
-        Ok(response) => {
-            tell_heads(core, leavers.iter().map(|leaver| &leaver.contender), &response);
-            response.succeeded()
-        }
-        Err(_) => false,
-    }
+    let response = core.txn("release", first.tickets[0].key(), Kind::Write, txn, until).await?;
+    tell_heads(core, leavers.iter().map(|leaver| &leaver.contender), &response);
+    Ok(response.succeeded())
 }
 
-/// Takes one key out.
+/// Takes one key out. `maybe_deleted`: an earlier try may have done so although its answer was
+/// lost.
 ///
 /// The key was seen, so "absent" is decisive here: an answer, any answer, closes the attempt.
-async fn leave(contender: Arc<Contender>, ticket: Ticket, create_revision: i64) -> Left {
+async fn leave(
+    contender: Arc<Contender>,
+    ticket: Ticket,
+    create_revision: i64,
+    mut maybe_deleted: bool,
+) -> Left {
     let core = &contender.core;
     let session = ticket.session().clone();
-    // An earlier try may have deleted the key although its answer was lost.
-    let mut maybe_deleted = false;
     let mut pause = FIRST_PAUSE;
     loop {
         let txn = requests::leave(&[(&contender.layout, vec![ticket.key()])], create_revision);
