@@ -21,7 +21,7 @@ use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Ticket;
+use crate::lease::{LossReason, Session, Ticket};
 use crate::race::{Either, race};
 use crate::recipe::Signal;
 
@@ -106,6 +106,17 @@ impl Lanes {
 
     fn tickets(&self) -> impl Iterator<Item = &Ticket> {
         self.0.iter().flat_map(|lane| &lane.tickets)
+    }
+
+    /// Each session once.
+    fn sessions(&self) -> Vec<Arc<Session>> {
+        let mut sessions: Vec<Arc<Session>> = Vec::new();
+        for session in self.tickets().map(Ticket::session) {
+            if !sessions.iter().any(|known| Arc::ptr_eq(known, session)) {
+                sessions.push(session.clone());
+            }
+        }
+        sessions
     }
 
     /// Nothing of this try stands in etcd, nor can it come to.
@@ -442,11 +453,9 @@ impl Acquire {
     /// another lease.
     async fn recognise(&mut self, lanes: Lanes, error: Error) -> Result<Joined> {
         if error.kind() == ErrorKind::LeaseGone {
-            for ticket in lanes.tickets() {
-                ticket.session().end_by(crate::LossReason::LeaseGone);
-            }
+            let sessions = lanes.sessions();
             lanes.settle();
-            return Ok(Joined::Again);
+            return self.end_those_gone(sessions).await;
         }
         if !error.is_ambiguous() {
             lanes.settle();
@@ -478,6 +487,25 @@ impl Acquire {
                 Ok(Joined::Again)
             }
         }
+    }
+
+    /// etcd says that a lease is gone, not which; the others carry holds that stand.
+    async fn end_those_gone(&self, sessions: Vec<Arc<Session>>) -> Result<Joined> {
+        if let [session] = sessions.as_slice() {
+            session.end_by(LossReason::LeaseGone);
+            return Ok(Joined::Again);
+        }
+        let core = &self.lead().core;
+        for session in &sessions {
+            let asked = core.time_to_live("lock", session.lease(), self.until());
+            match race(asked, self.leaving()).await {
+                Either::First(Ok(None)) => session.end_by(LossReason::LeaseGone),
+                Either::First(Ok(Some(_))) => {}
+                Either::First(Err(error)) => return self.judge_error(error).map(Joined::Out),
+                Either::Second(leaving) => return Ok(Joined::Out(leaving)),
+            }
+        }
+        Ok(Joined::Again)
     }
 
     /// All holds or none.
