@@ -8,15 +8,18 @@
 //! However it ends, its keys are accounted for: they are the hold's, or they were deleted, or (no
 //! answer) they are left open with their session, which sees to it that a late key blocks nobody.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::Contender;
 use super::hold::Hold;
 use super::identity::ContenderMode;
 use super::leave::{Leaver, leave_all};
-use super::queue::Verdict;
+use super::queue::{Verdict, Waiting};
 use super::requests::{self, Enqueued, Part, Place, Tried};
+use crate::cancel::CancelToken;
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
@@ -306,15 +309,7 @@ impl Acquire {
         if self.wishes.len() == 1 {
             return std::future::pending().await;
         }
-        let closed = |wish: &Wish| wish.contender.recipe.clone();
-        let recipes: Vec<_> = self.wishes.iter().map(closed).collect();
-        let mut closings: Vec<_> =
-            recipes.iter().map(|recipe| Box::pin(recipe.closed().cancelled())).collect();
-        std::future::poll_fn(|context| {
-            let closed = closings.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
-            if closed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-        })
-        .await;
+        any_cancelled(self.wishes.iter().map(|wish| wish.contender.recipe.closed())).await;
     }
 
     /// Awaits a request, and for a last moment beyond the point at which the caller leaves: cut
@@ -551,7 +546,7 @@ impl Acquire {
             .iter()
             .map(|lane| lane.wish.contender.stay(lane.tickets[0].key(), created))
             .collect();
-        // Once inside, a key stays inside as long as it stands, so each is waited for in turn.
+        let sessions = lanes.sessions();
         let mut places: Vec<_> = attached
             .iter()
             .zip(&lanes.0)
@@ -560,64 +555,72 @@ impl Acquire {
                 lane.tickets.iter().map(wait).collect::<Vec<_>>()
             })
             .collect();
-        for (at, place) in places.iter_mut().enumerate() {
-            let ticket = lanes.tickets().nth(at).map(|ticket| ticket.session().clone());
-            let Some(session) = ticket else { continue };
-            let mut orphan_since = None;
-            loop {
-                let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
-                match race(place.verdict(), race(self.leaving(), elsewhere)).await {
-                    Either::First(Verdict::Inside) => {
-                        self.hear();
-                        break;
-                    }
-                    Either::First(Verdict::Vanished) => {
-                        self.hear();
-                        drop(places);
-                        return self.start_over(lanes, created).await;
-                    }
-                    Either::First(Verdict::Blocked(key)) => {
-                        let error = self.lead().foreign_key(&key);
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Err(error);
-                    }
-                    Either::First(Verdict::Failed(error)) => {
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Err(error);
-                    }
-                    Either::Second(Either::First(leaving)) => {
-                        self.placed |= place.queue().is_loaded();
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Ok(Turn::Out(leaving));
-                    }
-                    // The lease was lost with the place in the queue.
-                    Either::Second(Either::Second(Either::First(()))) => {
-                        drop(places);
-                        return self.start_over(lanes, created).await;
-                    }
-                    Either::Second(Either::Second(Either::Second(()))) => {}
+        // Once inside, a key stays inside as long as it stands, so each is waited for once.
+        let mut waiting: Vec<usize> = (0..places.len()).collect();
+        let mut orphan_since = None;
+        while !waiting.is_empty() {
+            let stopped = any_cancelled(sessions.iter().map(|session| session.stopped()));
+            let elsewhere = race(stopped, core.clock.sleep(LOOK_AROUND));
+            let told = next_told(&mut places, &waiting);
+            match race(told, race(self.leaving(), elsewhere)).await {
+                Either::First((at, Verdict::Inside)) => {
+                    self.hear();
+                    waiting.retain(|other| *other != at);
+                    continue;
                 }
-                let now = core.clock.now();
-                self.heard =
-                    self.heard.max(place.queue().heard_at()).max(session.last_counted_at());
-                let failed = if now >= self.silent_at() {
-                    Some(self.unreachable("etcd went silent while waiting"))
-                } else if let Some(key) = place.orphan_ahead() {
-                    let since = *orphan_since.get_or_insert(now);
-                    let given_up = now >= since + self.lead().session.0.ttl;
-                    given_up.then(|| self.lead().foreign_key(&key))
-                } else {
-                    orphan_since = None;
-                    None
-                };
-                if let Some(error) = failed {
+                Either::First((_, Verdict::Vanished)) => {
+                    self.hear();
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
+                Either::First((_, Verdict::Blocked(key))) => {
+                    let error = self.lead().foreign_key(&key);
                     drop(places);
                     self.withdraw(lanes, created).await;
                     return Err(error);
                 }
+                Either::First((_, Verdict::Failed(error))) => {
+                    drop(places);
+                    self.withdraw(lanes, created).await;
+                    return Err(error);
+                }
+                Either::Second(Either::First(leaving)) => {
+                    self.placed |= waiting.iter().any(|at| places[*at].queue().is_loaded());
+                    drop(places);
+                    self.withdraw(lanes, created).await;
+                    return Ok(Turn::Out(leaving));
+                }
+                // A lease was lost with the place in the queue.
+                Either::Second(Either::Second(Either::First(()))) => {
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
+                Either::Second(Either::Second(Either::Second(()))) => {}
+            }
+            // Those that are inside are not told any more when they go.
+            if waiting.len() < places.len() && !places.iter().all(|place| place.stands()) {
+                drop(places);
+                return self.start_over(lanes, created).await;
+            }
+            let now = core.clock.now();
+            let heard = places.iter().map(|place| place.queue().heard_at());
+            let counted = sessions.iter().map(|session| session.last_counted_at());
+            self.heard = heard.chain(counted).fold(self.heard, Instant::max);
+            let orphan = waiting.iter().find_map(|at| places[*at].orphan_ahead());
+            let failed = if now >= self.silent_at() {
+                Some(self.unreachable("etcd went silent while waiting"))
+            } else if let Some(key) = orphan {
+                let since = *orphan_since.get_or_insert(now);
+                let given_up = now >= since + self.lead().session.0.ttl;
+                given_up.then(|| self.lead().foreign_key(&key))
+            } else {
+                orphan_since = None;
+                None
+            };
+            if let Some(error) = failed {
+                drop(places);
+                self.withdraw(lanes, created).await;
+                return Err(error);
             }
         }
         // While the last was waited for, the first may have gone.
@@ -699,6 +702,28 @@ impl Acquire {
             }
         }
     }
+}
+
+/// Ready when one of them is cancelled.
+async fn any_cancelled<'a>(tokens: impl Iterator<Item = &'a CancelToken>) {
+    let mut all: Vec<_> = tokens.map(|token| Box::pin(token.cancelled())).collect();
+    poll_fn(|context| {
+        let one = all.iter_mut().any(|token| token.as_mut().poll(context).is_ready());
+        if one { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// What the first of those that still wait is told, and which of the places it is.
+async fn next_told(places: &mut [Waiting<'_>], waiting: &[usize]) -> (usize, Verdict) {
+    poll_fn(|context| {
+        let told = waiting.iter().find_map(|at| match places[*at].poll_verdict(context) {
+            Poll::Ready(verdict) => Some((*at, verdict)),
+            Poll::Pending => None,
+        });
+        told.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 /// Whether all keys of the lane may be inside, from one full read.

@@ -46,9 +46,9 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
     let one_by_one: Vec<_> = leavers
         .into_iter()
         .flat_map(|Leaver { contender, tickets }| {
-            tickets.into_iter().map(move |ticket| {
-                leave(contender.clone(), ticket, create_revision, maybe_deleted)
-            })
+            tickets
+                .into_iter()
+                .map(move |ticket| leave(contender.clone(), ticket, create_revision, maybe_deleted))
         })
         .collect();
     if let [_] = one_by_one.as_slice() {
