@@ -128,6 +128,8 @@ pub(crate) fn hold(recipe: Recipe, endpoint: &str, path: &str, ttl: Duration) ->
     });
     say(&Said::Held { key: taken.key.clone() });
     say(&Said::Lost(poll(&taken.is_held, &words, &listener, &token)?));
+    // A latch stands in the queue again, and where the rival lost its place too, before it.
+    drop(taken);
     // The parent ends this process.
     for _word in &words {}
     Ok(())
