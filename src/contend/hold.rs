@@ -325,6 +325,10 @@ impl Hold {
 
     /// Another hold of the set was lost. This one would still stand, so its key is to go.
     pub(super) fn lose_with_set(&self) {
+        if !self.session.is_alive() {
+            // Lost by itself: its session tells it, with the reason.
+            return;
+        }
         if let Some(tickets) = self.lose_by(LossReason::SetLost, self.session.last_renewal()) {
             self.leave_in_background(tickets);
         }

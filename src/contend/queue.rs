@@ -6,7 +6,9 @@
 //! the watch that sees a late key of ours and takes it away.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use etcd_client::GetOptions;
@@ -168,9 +170,9 @@ impl Waiting<'_> {
     }
 
     /// Told once; not to be asked again after that.
-    pub(crate) async fn verdict(&mut self) -> Verdict {
-        let gone = || Verdict::Failed(Error::closed("the client"));
-        (&mut self.verdict).await.unwrap_or_else(|_| gone())
+    pub(crate) fn poll_verdict(&mut self, context: &mut Context<'_>) -> Poll<Verdict> {
+        let gone = |_| Verdict::Failed(Error::closed("the client"));
+        Pin::new(&mut self.verdict).poll(context).map(|told| told.unwrap_or_else(gone))
     }
 }
 
