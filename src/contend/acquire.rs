@@ -12,10 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Contender;
+use super::ages::LASTING;
 use super::hold::Hold;
 use super::identity::ContenderMode;
+use super::inbox::Inbox;
 use super::leave::{Leaver, leave_all};
-use super::queue::Verdict;
+use super::queue::{Attached, Verdict};
 use super::requests::{self, Enqueued, Part, Place, Tried};
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
@@ -530,11 +532,11 @@ impl Acquire {
             .iter()
             .map(|lane| core.queues.attach(&core, &lane.wish.contender.layout))
             .collect();
-        let _stays: Vec<_> = lanes
-            .0
-            .iter()
-            .map(|lane| lane.wish.contender.stay(lane.tickets[0].key(), created))
-            .collect();
+        let stay = |(attached, lane): (&Attached, &Lane)| {
+            lane.wish.contender.stay(attached.queue(), lane.tickets[0].key(), created)
+        };
+        let _stays: Vec<_> = attached.iter().zip(&lanes.0).map(stay).collect();
+        let begun = core.clock.now();
         // Once inside, a key stays inside as long as it stands, so each is waited for in turn.
         let mut places: Vec<_> = attached
             .iter()
@@ -585,6 +587,9 @@ impl Acquire {
                     Either::Second(Either::Second(Either::Second(()))) => {}
                 }
                 let now = core.clock.now();
+                if now >= begun + LASTING {
+                    Inbox::open(&session, created);
+                }
                 self.heard =
                     self.heard.max(place.queue().heard_at()).max(session.last_counted_at());
                 let failed = if now >= self.silent_at() {
