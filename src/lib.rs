@@ -111,10 +111,10 @@ pub use election::{
 pub use error::{Error, ErrorKind, Result};
 pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
 pub use lock::{
-    Contender, ContenderMode, FencedTxn, Hold, LossListener, MultiLock, MultiLockGuard, Mutex,
-    MutexBuilder, MutexGuard, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Permit,
-    RwLock, RwLockBuilder, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphoreBuilder,
-    SharedHold,
+    Contender, ContenderMode, FencedTxn, Force, Hold, LossListener, MultiLock, MultiLockGuard,
+    Mutex, MutexBuilder, MutexGuard, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard,
+    Permit, QueueProgress, ReleaseRequest, RwLock, RwLockBuilder, RwLockReadGuard,
+    RwLockWriteGuard, Semaphore, SemaphoreBuilder, SharedHold,
 };
 pub use presence::{TransientBuilder, TransientKeyValue};
 pub use recipe::{ConnectionState, ErrorEvent, ListenerId, Recipe, Subscription};

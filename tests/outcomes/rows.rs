@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use etcd_recipes::{
-    Barrier, CancelToken, FencedTxn, Hold, LossReason, Op, Recipe, SelfHealingKeepAlive,
+    Barrier, CancelToken, FencedTxn, Force, Hold, LossReason, Op, Recipe, SelfHealingKeepAlive,
     TransientKeyValue, Txn,
 };
 
@@ -74,6 +74,9 @@ pub(crate) fn rows() -> Vec<Row> {
         row("cancel.wait", "CancelToken::wait", cancel_wait, CANCEL),
         row("cancel.wait_for", "CancelToken::wait_for", cancel_wait_for, CANCEL),
         row("cancel.sleep", "CancelToken::sleep", cancel_sleep, CANCEL),
+        row("lock.force_release", "force_release at once", force_now, FORCE),
+        row("lock.force_release", "force_release acknowledged", force_acknowledged, FORCE_HEARD),
+        row("lock.request_release", "request_release", request_release, ASK),
     ]
 }
 
@@ -192,6 +195,16 @@ const fn guarded(fenced: &'static str) -> Cells {
         ..STOPS
     }
 }
+
+/// It looks first, and does nothing that it has not seen to be needed.
+const FORCE: Cells =
+    Cells { reply_lost: says("Ok(true)", AT_ONCE, Left::NoKey), ..look("Ok(true)", "Ok(false)") };
+
+/// The hold is young, and is reached when it is a second old.
+const FORCE_HEARD: Cells = Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left::NoKey), ..FORCE };
+
+const ASK: Cells =
+    Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left::Key), ..look("Ok(true)", "Ok(false)") };
 
 const UNCONFIRMED: Cell = says("Err(CleanupUnconfirmed)", BUDGET, Left::NothingAtTtl);
 const CONFIRMED: Cell = says("Ok(())", AT_ONCE, Left::NoKey);
@@ -791,4 +804,27 @@ fn cancel_wait_for(stage: &Stage<'_>) {
 
 fn cancel_sleep(stage: &Stage<'_>) {
     stage.call(Waits::ForNobody, &no_recipe, || plain(CancelToken::new().sleep(10 * L)));
+}
+
+fn force_now(stage: &Stage<'_>) {
+    force(stage, Force::Now);
+}
+
+fn force_acknowledged(stage: &Stage<'_>) {
+    force(stage, Force::AfterAcknowledgement(2 * L));
+}
+
+fn force(stage: &Stage<'_>, force: Force) {
+    let mutex = stage.mutex();
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    stage
+        .call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(mutex.force_release(token, force)));
+}
+
+fn request_release(stage: &Stage<'_>) {
+    let mutex = stage.mutex();
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    stage.call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(mutex.request_release(token)));
 }
