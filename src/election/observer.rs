@@ -196,7 +196,7 @@ impl LeaderObserver {
 
     /// Who leads, as far as the watch has told; `None` if nobody does, and before the start.
     pub fn current_leader(&self) -> Option<Participant> {
-        self.seen.leader.lock().clone()
+        self.seen.leader.lock().as_ref().map(|leader| leader.participant.clone())
     }
 
     /// Adds a listener for changes from now on. It runs on the observer's healer thread.
@@ -264,21 +264,33 @@ struct Seen {
     recipe: Arc<RecipeCore>,
     layout: Layout,
     mirror: Mutex<Mirror>,
-    leader: Mutex<Option<Participant>>,
+    leader: Mutex<Option<Leader>>,
     listeners: Listeners<LeaderChange>,
     events: Events<LeaderChange>,
 }
 
+/// A leader as it was seen. The key tells it from another with the same term, which there can be
+/// once etcd has lost its data.
+#[derive(Clone)]
+struct Leader {
+    key: Vec<u8>,
+    participant: Participant,
+}
+
 /// What an observer has to tell of two looks at the leader.
-fn difference(before: Option<&Participant>, now: Option<&Participant>) -> Option<LeaderChange> {
-    match (before, now) {
-        (None, None) => None,
-        (Some(_), None) => Some(LeaderChange::Vacated),
-        (Some(before), Some(now)) if before.term == now.term => {
-            (before.proposal != now.proposal).then(|| LeaderChange::Proclaimed(now.clone()))
-        }
-        (_, Some(now)) => Some(LeaderChange::Elected(now.clone())),
+fn difference(before: Option<&Leader>, now: Option<&Leader>) -> Option<LeaderChange> {
+    let (before, now) = match (before, now) {
+        (None, None) => return None,
+        (Some(_), None) => return Some(LeaderChange::Vacated),
+        (None, Some(now)) => return Some(LeaderChange::Elected(now.participant.clone())),
+        (Some(before), Some(now)) => (before, now),
+    };
+    let leader = &now.participant;
+    if before.key != now.key || before.participant.term != leader.term {
+        return Some(LeaderChange::Elected(leader.clone()));
     }
+    (before.participant.proposal != leader.proposal)
+        .then(|| LeaderChange::Proclaimed(leader.clone()))
 }
 
 impl Seen {
@@ -286,16 +298,17 @@ impl Seen {
         let found = self.look(|mirror| mirror.reset(revision, entries, true));
         *self.leader.lock() = found.clone();
         if tell {
-            self.tell(found.map_or(LeaderChange::Vacated, LeaderChange::Elected));
+            self.tell(difference(None, found.as_ref()).unwrap_or(LeaderChange::Vacated));
         }
     }
 
     /// Takes in a change, and says who leads after it.
-    fn look(&self, change: impl FnOnce(&mut Mirror) -> Gone) -> Option<Participant> {
+    fn look(&self, change: impl FnOnce(&mut Mirror) -> Gone) -> Option<Leader> {
         let mut mirror = self.mirror.lock();
         let _ = change(&mut mirror);
-        let first = mirror.entries().next();
-        first.map(|entry| Participant::new(&self.layout, 0, entry))
+        let first = mirror.entries().next()?;
+        let participant = Participant::new(&self.layout, 0, first);
+        Some(Leader { key: first.key.clone(), participant })
     }
 
     fn take_in(&self, change: impl FnOnce(&mut Mirror) -> Gone) {
@@ -347,7 +360,7 @@ impl Sink for Seen {
         }
         self.recipe.signal(Signal::Lost);
         self.recipe.record_error(error.clone());
-        self.events.publish(LeaderChange::WatchFailed(error.clone()));
+        self.events.publish_final(LeaderChange::WatchFailed(error.clone()));
         self.recipe.notify(&self.listeners, LeaderChange::WatchFailed(error));
     }
 }
@@ -356,26 +369,29 @@ impl Sink for Seen {
 mod tests {
     use super::*;
 
-    fn participant(term: i64, proposal: &str) -> Participant {
-        Participant {
+    fn leader(key: &str, term: i64, proposal: &str) -> Leader {
+        let participant = Participant {
             client_id: "me".to_owned(),
             is_leader: true,
             position: 0,
             term,
             proposal: proposal.into(),
-        }
+        };
+        Leader { key: key.into(), participant }
     }
 
     #[test]
     fn every_pair_of_looks() {
-        let (a, b) = (participant(1, "a"), participant(2, "b"));
-        let again = participant(1, "other");
+        let (a, b) = (leader("a", 1, "a"), leader("b", 2, "b"));
+        let (again, other) = (leader("a", 1, "other"), leader("c", 1, "a"));
+        let elected = |change: Option<LeaderChange>, leader: &Leader| matches!(change, Some(LeaderChange::Elected(p)) if p == leader.participant);
         assert!(difference(None, None).is_none());
         assert!(difference(Some(&a), Some(&a)).is_none());
-        assert!(matches!(difference(None, Some(&a)), Some(LeaderChange::Elected(p)) if p == a));
-        assert!(matches!(difference(Some(&a), Some(&b)), Some(LeaderChange::Elected(p)) if p == b));
+        assert!(elected(difference(None, Some(&a)), &a));
+        assert!(elected(difference(Some(&a), Some(&b)), &b));
+        assert!(elected(difference(Some(&a), Some(&other)), &other));
         assert!(matches!(difference(Some(&a), None), Some(LeaderChange::Vacated)));
         let proclaimed = difference(Some(&a), Some(&again));
-        assert!(matches!(proclaimed, Some(LeaderChange::Proclaimed(p)) if p == again));
+        assert!(matches!(proclaimed, Some(LeaderChange::Proclaimed(p)) if p == again.participant));
     }
 }
