@@ -1,6 +1,7 @@
 //! The observer: sees who leads, without standing for election.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use etcd_client::GetOptions;
@@ -26,7 +27,7 @@ pub enum LeaderChange {
     Proclaimed(Participant),
     /// Nobody leads.
     Vacated,
-    /// It sees nothing any more; the last event.
+    /// It sees nothing any more; the last event, unless it is started again.
     WatchFailed(Error),
 }
 
@@ -133,6 +134,7 @@ impl LeaderObserverBuilder {
             leader: Mutex::new(None),
             listeners: Listeners::new(),
             events: Events::new(),
+            failed: AtomicBool::new(false),
             layout,
             recipe,
         });
@@ -162,18 +164,22 @@ impl LeaderObserver {
         LeaderObserverBuilder { client: client.clone(), path: path.into(), start_event: false }
     }
 
-    /// Reads who leads, and watches from there. Starting again does nothing.
+    /// Reads who leads, and watches from there. Starting again does nothing, unless the watch has
+    /// failed: then it begins anew, and tells what has changed since.
     ///
     /// # Errors
     ///
     /// `Unreachable` after the operation timeout, `PermissionDenied`, `Interrupted`, `Closed`,
     /// `Forked`; it may be started again.
     pub fn start(&self) -> Result<()> {
+        let core = self.client.core().clone();
         let mut watching = self.watching.lock();
-        if watching.is_some() {
+        core.check_usable()?;
+        self.seen.recipe.check_open()?;
+        let again = watching.is_some();
+        if again && !self.seen.failed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let core = self.client.core().clone();
         let (seen, start_event) = (self.seen.clone(), self.start_event);
         let op = "observer.start";
         let started = core.clone().block_on(op, Some(&self.seen.recipe), async move {
@@ -182,7 +188,13 @@ impl LeaderObserver {
             let read = core.range(op, seen.layout.watched(), Some(options), until).await?;
             let revision = read.header().map_or(0, |header| header.revision());
             let entries = read.kvs().iter().map(Entry::from).collect();
-            seen.begin(revision, entries, start_event);
+            if again {
+                seen.resync(Snapshot { revision, entries });
+                seen.resumed();
+            } else {
+                seen.begin(revision, entries, start_event);
+            }
+            seen.failed.store(false, Ordering::Release);
             let spec = Spec {
                 range: Range::Prefix(seen.layout.watched().to_vec()),
                 from: revision + 1,
@@ -267,6 +279,8 @@ struct Seen {
     leader: Mutex<Option<Leader>>,
     listeners: Listeners<LeaderChange>,
     events: Events<LeaderChange>,
+    /// The watch has ended by itself.
+    failed: AtomicBool,
 }
 
 /// A leader as it was seen. The key tells it from another with the same term, which there can be
@@ -358,6 +372,7 @@ impl Sink for Seen {
         if self.recipe.closed().is_cancelled() {
             return;
         }
+        self.failed.store(true, Ordering::Release);
         self.recipe.signal(Signal::Lost);
         self.recipe.record_error(error.clone());
         self.events.publish_final(LeaderChange::WatchFailed(error.clone()));
