@@ -61,6 +61,8 @@ pub(crate) struct Hold {
     own_key_watches: Mutex<Vec<Watching>>,
     /// The set it is part of, if it is.
     set: OnceLock<Weak<HoldSet>>,
+    /// Cancelled when the code that runs under its protection has ended, where that is known.
+    work: OnceLock<CancelToken>,
     pub(super) acquired: Instant,
     /// When it ends although its holder lives.
     until: Option<Instant>,
@@ -93,6 +95,7 @@ impl Hold {
             left: CancelToken::new(),
             own_key_watches: Mutex::new(Vec::new()),
             set: OnceLock::new(),
+            work: OnceLock::new(),
             acquired,
             until: contender.max_hold.as_ref().map(|(limit, _)| acquired + *limit),
             _counted: whitebox::HOLDS.enter(),
@@ -140,6 +143,12 @@ impl Hold {
     /// From now on the hold is lost with any other of the set.
     pub(super) fn join(&self, set: &Arc<HoldSet>) {
         let _ = self.set.set(Arc::downgrade(set));
+    }
+
+    /// Code that ends with `work` runs under this hold: a close of the client waits for it, within
+    /// its bound, and gives the key back after it or not at all.
+    pub(crate) fn protect(&self, work: &CancelToken) {
+        let _ = self.work.set(work.clone());
     }
 
     /// The key, or the first of several.
@@ -633,6 +642,10 @@ impl Tenant for Hold {
 
     fn recipe(&self) -> &Arc<RecipeCore> {
         &self.contender.recipe
+    }
+
+    fn work(&self) -> Option<CancelToken> {
+        self.work.get().cloned()
     }
 }
 

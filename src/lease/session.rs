@@ -45,6 +45,9 @@ pub(crate) trait Tenant: Send + Sync {
 
     /// Whose hold it is.
     fn recipe(&self) -> &Arc<RecipeCore>;
+
+    /// Cancelled when the code that the hold protects has ended; `None` where nobody says so.
+    fn work(&self) -> Option<CancelToken>;
 }
 
 /// Something that has to be kept while an attempt is open (the watch that deletes its key).
@@ -76,6 +79,9 @@ struct Book {
     probe: Vec<u8>,
     /// Turns the proof reads over the holds.
     probes: usize,
+    /// After a close: the code under its holds. The lease stays for as long as that runs, so that
+    /// no rival runs beside it, and is left to its TTL if it runs on.
+    work: Vec<CancelToken>,
 }
 
 pub(crate) struct Session {
@@ -126,6 +132,7 @@ impl Session {
                 followers: HashMap::new(),
                 probe: probe.to_vec(),
                 probes: 0,
+                work: Vec::new(),
             }),
             inbox: Inbox::default(),
             _counted: whitebox::SESSIONS.enter(),
@@ -351,6 +358,9 @@ impl Session {
                 recipe.signal(Signal::Lost);
             }
             log::warn!("lease {:x} of {:?} lost: {reason:?}", self.lease, self.timing.ttl);
+        } else {
+            let work = tenants.iter().filter_map(|tenant| tenant.work()).collect();
+            self.book.lock().work = work;
         }
         for tenant in &tenants {
             tenant.lose(reason, last_renewal);
@@ -362,6 +372,7 @@ impl Session {
     /// Asks etcd to end the lease until it has: with it go the keys, so that a rival is not kept
     /// waiting, and every open attempt.
     async fn revoke_until_done(self: Arc<Session>) {
+        self.work_ended().await;
         let mut pause = FIRST_REVOKE_PAUSE;
         loop {
             let until = self.core.clock.now() + REVOKE_LIMIT;
@@ -376,6 +387,13 @@ impl Session {
             pause = (pause * 2).min(REVOKE_LIMIT);
         }
         self.ended();
+    }
+
+    async fn work_ended(&self) {
+        let work = self.book.lock().work.clone();
+        for one in work {
+            one.cancelled().await;
+        }
     }
 
     fn ended(&self) {
@@ -489,6 +507,7 @@ impl Owned for Session {
             if self.book.lock().phase == Phase::Ended {
                 return Ok(());
             }
+            self.work_ended().await;
             self.core.revoke("lease revoke", self.lease, until).await?;
             self.ended();
             Ok(())
