@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use etcd_recipes::{
-    Barrier, CancelToken, FencedTxn, Hold, LossReason, Op, Recipe, SelfHealingKeepAlive,
-    TransientKeyValue, Txn,
+    Barrier, CancelToken, FencedTxn, FencingToken, Hold, LossReason, Op, Recipe,
+    SelfHealingKeepAlive, StoredFenceGate, TransientKeyValue, Txn,
 };
 
 use crate::stage::{Stage, Waits, plain, show};
@@ -74,6 +74,8 @@ pub(crate) fn rows() -> Vec<Row> {
         row("cancel.wait", "CancelToken::wait", cancel_wait, CANCEL),
         row("cancel.wait_for", "CancelToken::wait_for", cancel_wait_for, CANCEL),
         row("cancel.sleep", "CancelToken::sleep", cancel_sleep, CANCEL),
+        row("fence.pass", "StoredFenceGate::pass", fence_pass, read("Ok(true)")),
+        row("fence.highest", "StoredFenceGate::highest", fence_highest, read("Ok(7)")),
     ]
 }
 
@@ -791,4 +793,23 @@ fn cancel_wait_for(stage: &Stage<'_>) {
 
 fn cancel_sleep(stage: &Stage<'_>) {
     stage.call(Waits::ForNobody, &no_recipe, || plain(CancelToken::new().sleep(10 * L)));
+}
+
+/// A gate through which one token has passed already.
+fn fence_gate(stage: &Stage<'_>) -> StoredFenceGate {
+    let gate = StoredFenceGate::new(&stage.client, stage.data_key()).unwrap();
+    assert!(gate.pass("file", FencingToken::from_wire(7)).unwrap());
+    gate
+}
+
+fn fence_pass(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || plain(gate.pass("file", FencingToken::from_wire(8))));
+}
+
+fn fence_highest(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || {
+        show(gate.highest("file"), |token| token.map_or("none".to_owned(), |t| t.to_string()))
+    });
 }
