@@ -79,6 +79,7 @@ pub mod codec;
 mod contend;
 pub mod election;
 mod error;
+pub mod fence;
 mod fork;
 pub mod lease;
 pub mod lock;
@@ -109,6 +110,7 @@ pub use election::{
     SelectorState,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use fence::{FenceGate, FencingToken, StoredFenceGate};
 pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
 pub use lock::{
     Contender, ContenderMode, FencedTxn, Force, Hold, LossListener, MultiLock, MultiLockGuard,

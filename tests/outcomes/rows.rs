@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use etcd_recipes::{
-    Barrier, CancelToken, FencedTxn, Force, Hold, LossReason, Op, Recipe, SelfHealingKeepAlive,
-    TransientKeyValue, Txn,
+    Barrier, CancelToken, FencedTxn, FencingToken, Force, Hold, LossReason, Op, Recipe,
+    SelfHealingKeepAlive, StoredFenceGate, TransientKeyValue, Txn,
 };
 
 use crate::stage::{Stage, Waits, plain, show};
@@ -77,6 +77,8 @@ pub(crate) fn rows() -> Vec<Row> {
         row("lock.force_release", "force_release at once", force_now, FORCE),
         row("lock.force_release", "force_release acknowledged", force_acknowledged, FORCE_HEARD),
         row("lock.request_release", "request_release", request_release, ASK),
+        row("fence.pass", "StoredFenceGate::pass", fence_pass, read("Ok(true)")),
+        row("fence.highest", "StoredFenceGate::highest", fence_highest, read("Ok(7)")),
     ]
 }
 
@@ -827,4 +829,23 @@ fn request_release(stage: &Stage<'_>) {
     let guard = mutex.lock().unwrap();
     let token = guard.fencing_token();
     stage.call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(mutex.request_release(token)));
+}
+
+/// A gate through which one token has passed already.
+fn fence_gate(stage: &Stage<'_>) -> StoredFenceGate {
+    let gate = StoredFenceGate::new(&stage.client, stage.data_key()).unwrap();
+    assert!(gate.pass("file", FencingToken::from_wire(7)).unwrap());
+    gate
+}
+
+fn fence_pass(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || plain(gate.pass("file", FencingToken::from_wire(8))));
+}
+
+fn fence_highest(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || {
+        show(gate.highest("file"), |token| token.map_or("none".to_owned(), |t| t.to_string()))
+    });
 }
