@@ -5,7 +5,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use etcd_recipes::testing::EtcdServer;
+use etcd_recipes::testing::{EtcdServer, eventually};
 
 use super::support::*;
 use super::{Held, Side, Waiter, crowd, line, long, wait_line};
@@ -75,8 +75,8 @@ fn every_form_gets_in_where_nobody_is() {
     assert!(lock.write_owned().unwrap().unlock());
     assert!(lock.try_write_owned().unwrap().unwrap().unlock());
     assert!(lock.try_write_owned_for(ms(500)).unwrap().unwrap().unlock());
-    assert_eq!(lock.with_read(|guard| guard.is_held()).unwrap(), true);
-    assert_eq!(lock.with_write(|guard| guard.put("/data", "1").unwrap()).unwrap(), true);
+    assert!(lock.with_read(|guard| guard.is_held()).unwrap());
+    assert!(lock.with_write(|guard| guard.put("/data", "1").unwrap()).unwrap());
     assert!(keys(&etcd, "/locks/").is_empty());
 }
 
@@ -138,6 +138,15 @@ fn a_waiter_that_gives_up_lets_those_behind_it_pass() {
     });
 }
 
+/// Ends a stream, also when a test fails in the midst of it.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 #[test]
 fn a_stream_of_readers_does_not_keep_a_writer_out() {
     let etcd = EtcdServer::start().unwrap();
@@ -157,11 +166,10 @@ fn a_stream_of_readers_does_not_keep_a_writer_out() {
                 }
             });
         }
+        let _over = Over(&over);
         for _ in 0..10 {
             let before = reads.load(Ordering::Acquire);
-            while reads.load(Ordering::Acquire) < before + 16 {
-                thread::sleep(ms(1));
-            }
+            eventually(LIMIT, "readers", || reads.load(Ordering::Acquire) > before + 16);
             let (guard, took) = timed(|| locks[2].write().unwrap());
             assert!(took < Duration::from_secs(2), "{took:?}");
             let seen = reads.load(Ordering::Acquire);
@@ -169,7 +177,6 @@ fn a_stream_of_readers_does_not_keep_a_writer_out() {
             assert_eq!(reads.load(Ordering::Acquire), seen, "a reader beside the writer");
             assert!(guard.unlock());
         }
-        over.store(true, Ordering::Release);
     });
 }
 
