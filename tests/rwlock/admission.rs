@@ -3,12 +3,16 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use etcd_recipes::testing::EtcdServer;
+use etcd_recipes::ContenderMode;
+use etcd_recipes::testing::{EtcdServer, eventually};
 
 use super::support::*;
 use super::{Held, Side, Waiter, crowd, line, long, wait_line};
+
+/// A short limit that etcd answers within, also on a busy machine.
+const A_BIT: Duration = ms(500);
 
 #[test]
 fn readers_share_and_a_writer_is_alone() {
@@ -29,24 +33,28 @@ fn readers_share_and_a_writer_is_alone() {
             }
         }
         together.wait();
-        assert_eq!(line(&locks[0]), ["R+"; 12].join(" "));
-        for lock in &locks {
-            assert!(lock.try_write().unwrap().is_none());
-            assert!(lock.try_write_for(ms(50)).unwrap().is_none());
-        }
+        // Judged once they may go: they would wait for ever for a test that has failed.
+        let all = locks[0].contenders();
+        let tries: Vec<_> = locks.iter().map(|lock| lock.try_write_owned()).collect();
+        let wait = locks[1].try_write_owned_for(A_BIT);
         enough.wait();
+        let all = all.unwrap();
+        assert_eq!(all.len(), 12);
+        assert!(all.iter().all(|one| one.is_holder && one.mode == ContenderMode::Read), "{all:?}");
+        assert!(tries.into_iter().all(|tried| tried.unwrap().is_none()));
+        assert!(wait.unwrap().is_none());
     });
     let guard = locks[0].write().unwrap();
     for lock in &locks[1..] {
         assert!(lock.try_read().unwrap().is_none());
         assert!(lock.try_write().unwrap().is_none());
-        assert!(lock.try_read_for(ms(50)).unwrap().is_none());
-        assert!(lock.try_write_for(ms(50)).unwrap().is_none());
         assert!(lock.try_read_owned().unwrap().is_none());
         assert!(lock.try_write_owned().unwrap().is_none());
-        assert!(lock.try_read_owned_for(ms(50)).unwrap().is_none());
-        assert!(lock.try_write_owned_for(ms(50)).unwrap().is_none());
     }
+    assert!(locks[1].try_read_for(A_BIT).unwrap().is_none());
+    assert!(locks[1].try_write_for(A_BIT).unwrap().is_none());
+    assert!(locks[2].try_read_owned_for(A_BIT).unwrap().is_none());
+    assert!(locks[2].try_write_owned_for(A_BIT).unwrap().is_none());
     // The other threads of the same lock are others too.
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -65,18 +73,18 @@ fn every_form_gets_in_where_nobody_is() {
     let lock = long(&connect(&etcd), "/locks/a");
     assert!(lock.read().unwrap().unlock());
     assert!(lock.try_read().unwrap().unwrap().unlock());
-    assert!(lock.try_read_for(ms(500)).unwrap().unwrap().unlock());
+    assert!(lock.try_read_for(LIMIT).unwrap().unwrap().unlock());
     assert!(lock.read_owned().unwrap().unlock());
     assert!(lock.try_read_owned().unwrap().unwrap().unlock());
-    assert!(lock.try_read_owned_for(ms(500)).unwrap().unwrap().unlock());
+    assert!(lock.try_read_owned_for(LIMIT).unwrap().unwrap().unlock());
     assert!(lock.write().unwrap().unlock());
     assert!(lock.try_write().unwrap().unwrap().unlock());
-    assert!(lock.try_write_for(ms(500)).unwrap().unwrap().unlock());
+    assert!(lock.try_write_for(LIMIT).unwrap().unwrap().unlock());
     assert!(lock.write_owned().unwrap().unlock());
     assert!(lock.try_write_owned().unwrap().unwrap().unlock());
-    assert!(lock.try_write_owned_for(ms(500)).unwrap().unwrap().unlock());
-    assert_eq!(lock.with_read(|guard| guard.is_held()).unwrap(), true);
-    assert_eq!(lock.with_write(|guard| guard.put("/data", "1").unwrap()).unwrap(), true);
+    assert!(lock.try_write_owned_for(LIMIT).unwrap().unwrap().unlock());
+    assert!(lock.with_read(|guard| guard.is_held()).unwrap());
+    assert!(lock.with_write(|guard| guard.put("/data", "1").unwrap()).unwrap());
     assert!(keys(&etcd, "/locks/").is_empty());
 }
 
@@ -124,7 +132,7 @@ fn a_waiter_that_gives_up_lets_those_behind_it_pass() {
     let locks = crowd(&etcd, "/locks/a", 3);
     let reader = Held::take(&locks[0], Side::R).unwrap();
     thread::scope(|scope| {
-        let impatient = scope.spawn(|| locks[1].try_write_owned_for(ms(600)).unwrap().is_none());
+        let impatient = scope.spawn(|| locks[1].try_write_owned_for(ms(4_000)).unwrap().is_none());
         wait_line(&locks[0], 2);
         let behind = Waiter::queue(&locks[2], Side::R);
         let neighbour = Waiter::queue(&locks[0], Side::R);
@@ -136,6 +144,15 @@ fn a_waiter_that_gives_up_lets_those_behind_it_pass() {
         assert!(reader.verify() && behind.verify() && neighbour.verify());
         assert!(reader.unlock() && behind.unlock() && neighbour.unlock());
     });
+}
+
+/// Ends a stream, also when a test fails in the midst of it.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 #[test]
@@ -157,11 +174,10 @@ fn a_stream_of_readers_does_not_keep_a_writer_out() {
                 }
             });
         }
+        let _over = Over(&over);
         for _ in 0..10 {
             let before = reads.load(Ordering::Acquire);
-            while reads.load(Ordering::Acquire) < before + 16 {
-                thread::sleep(ms(1));
-            }
+            eventually(LIMIT, "readers", || reads.load(Ordering::Acquire) > before + 16);
             let (guard, took) = timed(|| locks[2].write().unwrap());
             assert!(took < Duration::from_secs(2), "{took:?}");
             let seen = reads.load(Ordering::Acquire);
@@ -169,7 +185,6 @@ fn a_stream_of_readers_does_not_keep_a_writer_out() {
             assert_eq!(reads.load(Ordering::Acquire), seen, "a reader beside the writer");
             assert!(guard.unlock());
         }
-        over.store(true, Ordering::Release);
     });
 }
 
@@ -271,7 +286,7 @@ fn a_writer_far_ahead_of_many_readers_keeps_them_out() {
     waiting.push(Waiter::queue(&locks[0], Side::R));
     waiting[42].stays_out();
     assert!(waiting.iter().all(Waiter::is_waiting));
-    assert!(newcomer.try_read_for(ms(100)).unwrap().is_none());
+    assert!(newcomer.try_read_for(A_BIT).unwrap().is_none());
     let last = Waiter::queue(&newcomer, Side::W);
     assert!(first.is_held() && first.unlock());
     let inside: Vec<_> = waiting.iter().map(Waiter::enters).collect();
@@ -289,15 +304,12 @@ fn nobody_is_ever_beside_a_writer() {
     let (readers, writers) = (AtomicI32::new(0), AtomicI32::new(0));
     let most = AtomicI32::new(0);
     let tokens = Mutex::new(Vec::new());
-    let end = Instant::now() + Duration::from_secs(3);
     thread::scope(|scope| {
         for number in 0..9 {
             let (lock, readers, writers) = (&locks[number % 3], &readers, &writers);
             let (most, tokens) = (&most, &tokens);
             scope.spawn(move || {
-                let mut turn = number;
-                while Instant::now() < end {
-                    turn += 1;
+                for turn in number..number + 30 {
                     if turn % 3 == 0 {
                         let guard = lock.write().unwrap();
                         assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0);
@@ -325,6 +337,6 @@ fn nobody_is_ever_beside_a_writer() {
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
     let most = most.into_inner();
     println!("{} writers, up to {most} readers at once", tokens.len());
-    assert!(tokens.len() > 20 && most > 1);
+    assert!(tokens.len() == 90 && most > 1);
     assert!(keys(&etcd, "/locks/").is_empty());
 }

@@ -26,7 +26,8 @@ fn a_lost_writer_is_not_downgraded() {
     let (write, error) = RwLockWriteGuard::downgrade(write).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert_eq!((lock.read_count(), lock.write_count()), (0, 1));
-    assert_eq!(write.loss().unwrap().reason, LossReason::LeaseGone);
+    let loss = eventually(LIMIT, "the reason is known", || write.loss());
+    assert_eq!(loss.reason, LossReason::LeaseGone);
     assert!(!write.hold().is_held() && !write.unlock());
     assert!(lock.write().unwrap().unlock());
 

@@ -115,7 +115,7 @@ fn ten_that_wait_ten_seconds_cost_less_than_five_requests_each() {
     let total = || etcd.unary_calls().unwrap().values().sum::<u64>();
     let guard = holder.write_owned().unwrap();
     let begun = total();
-    let side = |at: usize| if at % 2 == 0 { Side::R } else { Side::W };
+    let side = |at: usize| if at.is_multiple_of(2) { Side::R } else { Side::W };
     let mut waiting: Vec<_> =
         waiters.iter().enumerate().map(|(at, lock)| Waiter::start(lock, side(at))).collect();
     let key = eventually(LIMIT, "all wait", || {
