@@ -261,22 +261,19 @@ mod tests {
     fn writes_of_one_resource_never_overlap() {
         let gate = FenceGate::new();
         let inside = AtomicUsize::new(0);
-        let writes = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        let written = gate.guard("a", token(3), || {
-                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                            thread::yield_now();
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                        });
-                        assert!(written.is_some());
-                        writes.fetch_add(1, Ordering::Relaxed);
-                    }
-                });
+        let write = || {
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            thread::yield_now();
+            inside.fetch_sub(1, Ordering::SeqCst);
+        };
+        let writer = || {
+            for _ in 0..500 {
+                assert!(gate.guard("a", token(3), write).is_some());
             }
-            while writes.load(Ordering::Relaxed) < 8 * 500 {
+        };
+        thread::scope(|scope| {
+            let writers: Vec<_> = (0..8).map(|_| scope.spawn(writer)).collect();
+            while !writers.iter().all(|writer| writer.is_finished()) {
                 gate.forget("a");
                 thread::yield_now();
             }
