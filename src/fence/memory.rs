@@ -261,17 +261,17 @@ mod tests {
     fn writes_of_one_resource_never_overlap() {
         let gate = FenceGate::new();
         let inside = AtomicUsize::new(0);
+        let write = || {
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            thread::yield_now();
+            inside.fetch_sub(1, Ordering::SeqCst);
+        };
+        let writer = || {
+            for _ in 0..500 {
+                assert!(gate.guard("a", token(3), write).is_some());
+            }
+        };
         thread::scope(|scope| {
-            let write = || {
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                thread::yield_now();
-                inside.fetch_sub(1, Ordering::SeqCst);
-            };
-            let writer = || {
-                for _ in 0..500 {
-                    assert!(gate.guard("a", token(3), write).is_some());
-                }
-            };
             let writers: Vec<_> = (0..8).map(|_| scope.spawn(writer)).collect();
             while !writers.iter().all(|writer| writer.is_finished()) {
                 gate.forget("a");
