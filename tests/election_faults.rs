@@ -224,7 +224,16 @@ fn a_close_that_could_not_be_confirmed_says_so_and_is_finished_later() {
         assert!(begun.elapsed() < Duration::from_secs(2) + NOISE, "{:?}", begun.elapsed());
         assert!(!a.candidate.is_leader() && !term.is_leader());
         assert!(!b.is_leader());
-        a.proxy.set(Mode::Pass);
+        // Nor is a candidacy that could not be taken back said to be.
+        let c = Linked::start_with(&etcd, form, &path, "c", LONG);
+        eventually(LIMIT, "c waits", || c.candidate.state().contains("Some(2)"));
+        c.proxy.set(Mode::Blackhole);
+        let error = c.candidate.close().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::CleanupUnconfirmed);
+        assert!(key_of(&etcd, &path, "c").is_some());
+        for one in [&a, &c] {
+            one.proxy.set(Mode::Pass);
+        }
         let freed = Instant::now();
         b.wait_leads();
         assert!(freed.elapsed() < Duration::from_secs(8), "it waited for the lease to end");
@@ -509,24 +518,55 @@ fn serial_a_hand_over_costs_the_same_however_many_wait() {
                 leader.participants().map(|all| all.len() == waiting + 1).unwrap()
             });
             settle(&etcd);
-            let mut next = None;
             let mut took = Duration::ZERO;
             let calls = calls_during(&etcd, || {
                 let begun = Instant::now();
                 // A selector would queue again and blur the figure.
                 leader.close().unwrap();
-                next = Some(eventually(LIMIT, "the next leads", || {
-                    rest.iter().position(Candidate::is_leader)
-                }));
+                eventually(LIMIT, "the next leads", || rest.iter().any(Candidate::is_leader));
                 took = begun.elapsed();
                 thread::sleep(ms(300));
             });
             println!("{form:?}, {waiting} waiting: {calls:?}, {took:?}");
             assert_eq!(calls, BTreeMap::from([("Txn".to_owned(), 1)]), "{waiting} waiting");
             assert_eq!(rest.iter().filter(|one| one.is_leader()).count(), 1);
-            drop(next);
         }
     }
+}
+
+/// Nothing is left of elections that are over: no thread, descriptor, lease or key.
+#[test]
+fn elections_leave_nothing_behind() {
+    let etcd = EtcdServer::start().unwrap();
+    let client = connect(&etcd);
+    let round = |number: usize| {
+        let path = format!("/elections/{number}");
+        let observer = etcd_recipes::LeaderObserver::new(&client, &path).unwrap();
+        observer.add_listener(|_| ());
+        observer.start().unwrap();
+        let (a, b) = (
+            Candidate::start(FORMS[number % 2], &client, &path, "a", LONG),
+            Candidate::start(FORMS[(number + 1) % 2], &client, &path, "b", LONG),
+        );
+        eventually(LIMIT, "one leads", || a.is_leader() || b.is_leader());
+        if number % 3 == 0 {
+            a.close().unwrap();
+            b.wait_leads();
+        }
+    };
+    round(0);
+    let baseline = (support::threads(), support::descriptors());
+    (1..60).for_each(round);
+    eventually(LIMIT, "back to the baseline", || {
+        let now = (support::threads(), support::descriptors());
+        if now.0 <= baseline.0 + 2 && now.1 <= baseline.1 + 2 {
+            Ok(())
+        } else {
+            Err((now, baseline))
+        }
+    });
+    assert!(keys(&etcd, "/elections/").is_empty());
+    assert!(support::leases(&etcd) <= 1, "one lease is shared by all");
 }
 
 /// A lost lease in a queue of many wakes nobody but its owner.
