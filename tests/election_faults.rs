@@ -549,7 +549,7 @@ fn elections_leave_nothing_behind() {
             Candidate::start(FORMS[(number + 1) % 2], &client, &path, "b", LONG),
         );
         eventually(LIMIT, "one leads", || a.is_leader() || b.is_leader());
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             a.close().unwrap();
             b.wait_leads();
         }
