@@ -109,13 +109,16 @@ fn an_observer_tells_of_every_leader_in_order() {
         // The same again is nothing new.
         assert!(term.proclaim("plan").unwrap());
         // To one of etcdctl's, to ours, to nobody.
-        let (mut theirs, _told) = etcdctl_elect(&etcd, &[PATH, "theirs"]);
+        let (mut theirs, told) = etcdctl_elect(&etcd, &[PATH, "theirs"]);
         eventually(LIMIT, "they wait", || a.participants().unwrap().len() == 2);
         let b = Candidate::start(form, &client, PATH, "b", LONG);
         eventually(LIMIT, "b waits", || a.participants().unwrap().len() == 3);
         a.close().unwrap();
         let foreign = elected(&events, "theirs");
         assert_eq!(foreign.proposal_text(), "theirs");
+        // It resigns only once it knows that it leads.
+        assert!(told.recv_timeout(LIMIT).unwrap().starts_with(PATH));
+        assert_eq!(told.recv_timeout(LIMIT).unwrap(), "theirs");
         interrupt(&mut theirs);
         let b_seen = elected(&events, "b");
         assert!(seen.term < foreign.term && foreign.term < b_seen.term);

@@ -521,6 +521,7 @@ fn resigning_ends_this_term_and_no_other_however_often() {
         assert!(next.resign().unwrap());
         story.wait_count(before + 1);
         eventually(LIMIT, "it leads again", || leader.is_leader());
+        next.wait_on_leadership_complete().unwrap();
         assert!(next.is_finished());
         assert!(leader.errors().is_empty(), "{:?}", leader.errors());
     }

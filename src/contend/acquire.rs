@@ -550,7 +550,12 @@ impl Acquire {
 
     /// Takes the keys back, waiting for it only a moment; the rest happens in the background.
     async fn withdraw(&self, lanes: Lanes, create_revision: i64) {
-        let task = tokio::spawn(leave_all(lanes.into_leavers(), create_revision));
+        let leavers = lanes.into_leavers();
+        let gone: Vec<_> = leavers.iter().map(|leaver| leaver.contender.leaves()).collect();
+        let task = tokio::spawn(async move {
+            leave_all(leavers, create_revision).await;
+            gone.iter().for_each(CancelToken::cancel);
+        });
         race(task, self.lead().core.clock.sleep(LAST_MOMENT)).await;
     }
 

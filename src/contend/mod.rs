@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::CancelToken;
 use crate::client::core::{Core, unconfirmed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{SessionKey, Ticket};
@@ -61,6 +62,8 @@ pub(crate) struct Contender {
     pub(crate) requests: Requests,
     /// The holds that stand, for the recipe's close.
     holds: Mutex<HashMap<usize, Weak<Hold>>>,
+    /// What waits have left in the queue; each is cancelled once its keys are gone.
+    leaving: Mutex<Vec<CancelToken>>,
 }
 
 impl Contender {
@@ -88,6 +91,7 @@ impl Contender {
             places: Places::default(),
             requests: Requests::default(),
             holds: Mutex::default(),
+            leaving: Mutex::default(),
         });
         let weak = Arc::downgrade(&contender);
         contender.recipe.at_end(move || {
@@ -140,6 +144,23 @@ impl Contender {
         match self.core.block_shielded("recipe.close", until, leaving) {
             Some(done) => done,
             None => Err(unconfirmed("etcd did not answer in time")),
+        }
+    }
+
+    /// Keys are about to be taken out of the queue: to be cancelled once they are gone.
+    fn leaves(&self) -> CancelToken {
+        let gone = CancelToken::new();
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|one| !one.is_cancelled());
+        leaving.push(gone.clone());
+        gone
+    }
+
+    /// Ready once what the waits until now have left in the queue is gone.
+    pub(crate) async fn all_left(&self) {
+        let leaving = self.leaving.lock().clone();
+        for one in leaving {
+            one.cancelled().await;
         }
     }
 

@@ -419,8 +419,10 @@ impl LeaderLatch {
         let until = core.clock.now() + limit;
         let closed = match ended {
             Some(ended) if !core.on_io_thread() => {
+                let contender = self.base().contender.clone();
                 let ending = async move {
                     ended.cancelled().await;
+                    contender.all_left().await;
                     Ok(())
                 };
                 core.block_shielded("latch.close", until, ending)
@@ -453,6 +455,9 @@ struct Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.task_ended();
+        }
         // The last owner drops the user's listeners, which has no place on the runtime's thread.
         if let Some(last) = self.shared.take().and_then(Arc::into_inner) {
             let spawned =
@@ -509,6 +514,20 @@ impl Shared {
         };
         changed.cancel();
         true
+    }
+
+    /// Without its task it does not look alive.
+    fn task_ended(&self) {
+        let (running, term) = {
+            let now = self.now.lock();
+            (matches!(now.phase, Phase::Waiting | Phase::Leading), now.term.clone())
+        };
+        if running {
+            if let Some(term) = term {
+                term.end();
+            }
+            self.enter(Phase::Failed(Error::internal("the latch's task has ended")), None);
+        }
     }
 
     async fn run(&self) {

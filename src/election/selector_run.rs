@@ -10,6 +10,7 @@ use super::selector::{BoxError, LeaderSelectorListener, SelectorState};
 use super::term::LeadershipTerm;
 use crate::cancel::CancelToken;
 use crate::client::core::{BoxFuture, Owned, unconfirmed};
+use crate::clock::Instant;
 use crate::contend::ContenderMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::base::{CLOSE_LIMIT, LockBase};
@@ -181,27 +182,38 @@ impl Shared {
             return core.check_usable();
         }
         self.stop_all();
-        if self.is_own_thread() {
+        if self.is_own_thread() || core.on_io_thread() {
             return Ok(());
         }
         let (term, done, running) = {
             let now = self.now.lock();
             (now.term.clone(), now.done.clone(), now.phase.is_running())
         };
-        let until = Some(core.clock.now() + END_LIMIT.min(self.base.contender.session.0.ttl));
+        let until = core.clock.now() + END_LIMIT.min(self.base.contender.session.0.ttl);
         let ended = |step: &CancelToken| {
             let poll = || step.is_cancelled().then_some(());
-            let waited = wait_shielded(op, &core.clock, until, &[step], &Parker::new(), poll);
+            let waited = wait_shielded(op, &core.clock, Some(until), &[step], &Parker::new(), poll);
             !matches!(waited, Err(Stop::Limit | Stop::Interrupted))
         };
         let idle = !running || ended(&done);
         let gone = term.is_none_or(|term| ended(term.hold().left()));
+        let gone = gone && self.has_left(op, until);
         self.base.recipe().close(CLOSE_LIMIT);
         match (idle, gone) {
             (true, true) => Ok(()),
             (false, _) => Err(unconfirmed("a leadership callback goes on")),
             (true, false) => Err(unconfirmed("etcd did not answer in time")),
         }
+    }
+
+    /// Whether the keys with which it waited are gone, or go until then.
+    fn has_left(&self, op: &'static str, until: Instant) -> bool {
+        let (core, contender) = (self.base.core(), self.base.contender.clone());
+        let leaving = async move {
+            contender.all_left().await;
+            Ok(())
+        };
+        core.closed.is_cancelled() || core.block_shielded(op, until, leaving).is_some()
     }
 
     fn finish_run(&self, ending: Phase, finished: &CancelToken) {
@@ -245,7 +257,7 @@ impl Owned for Shared {
         }
     }
 
-    fn cleanup(self: Arc<Self>, _until: crate::clock::Instant) -> BoxFuture<Result<()>> {
+    fn cleanup(self: Arc<Self>, _until: Instant) -> BoxFuture<Result<()>> {
         // The key goes with its session.
         Box::pin(async { Ok(()) })
     }
