@@ -195,15 +195,14 @@ fn sets_and_single_mutexes_exclude_each_other() {
         let guard = set_of_three.lock().unwrap();
         for single in &singles {
             assert!(single.try_lock().unwrap().is_none());
-            assert!(single.try_lock_for(ms(50)).unwrap().is_none());
         }
+        assert!(singles[1].try_lock_for(ms(500)).unwrap().is_none());
         assert!(set(client, ["c", "d"]).try_lock().unwrap().is_none());
         assert!(set(client, ["d", "e"]).try_lock().unwrap().unwrap().unlock());
         assert!(guard.unlock());
         for single in &singles {
             let single = single.lock_owned().unwrap();
             assert!(set_of_three.try_lock().unwrap().is_none());
-            assert!(set_of_three.try_lock_for(ms(50)).unwrap().is_none());
             assert!(single.unlock());
         }
         let other = set(client, ["c", "d"]);
@@ -371,7 +370,7 @@ fn lose_one(take: impl Fn(&EtcdServer, &str), reason: LossReason) {
             let (theirs, guard) = (&theirs, &guard);
             scope.spawn(move || {
                 let rival = long(theirs, &format!("/locks/{name}"));
-                let inside = rival.lock().unwrap();
+                let inside = rival.try_lock_for(LIMIT).unwrap().expect("it is let in");
                 assert!(!guard.is_held(), "two inside");
                 assert!(inside.unlock());
             })
@@ -595,13 +594,39 @@ fn a_waiter_that_loses_one_of_its_places_starts_over_on_all_paths() {
 }
 
 #[test]
+fn a_turn_that_comes_just_after_another_place_went_is_not_taken() {
+    let etcd = EtcdServer::start().unwrap();
+    let (ours, theirs) = (connect(&etcd), connect(&etcd));
+    let both = set(&ours, ["a", "b"]);
+    let (holder, next) = (long(&theirs, "/locks/a"), long(&ours, "/locks/b"));
+    let guard = holder.lock().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| both.lock().unwrap());
+        wait_contenders(&next, 1);
+        let gone = key(&etcd, "/locks/b");
+        let neighbour = scope.spawn(|| next.lock_owned().unwrap());
+        wait_contenders(&next, 2);
+        etcd.ctl(["del", &gone]).unwrap();
+        // This client has seen the delete once its next waiter is in.
+        let inside = neighbour.join().unwrap();
+        assert!(guard.unlock());
+        eventually(LIMIT, "it queued anew", || next.contenders().unwrap().len() == 2);
+        assert!(!waiter.is_finished() && inside.verify().unwrap());
+        assert!(inside.unlock());
+        let guard = waiter.join().unwrap();
+        assert!(guard.verify().unwrap() && guard.unlock());
+    });
+    assert!(keys(&etcd, "/locks/").is_empty());
+}
+
+#[test]
 fn a_key_without_a_lease_on_any_of_the_paths_is_named() {
     let etcd = EtcdServer::start().unwrap();
     let (ours, theirs) = (connect(&etcd), connect(&etcd));
     let mine = set(&ours, ["a", "b"]);
     let guard = long(&theirs, "/locks/a").lock_owned().unwrap();
     etcd.ctl(["put", "/locks/b/stranger", "x"]).unwrap();
-    let (error, took) = timed(|| mine.lock().unwrap_err());
+    let (error, took) = timed(|| mine.try_lock_for(LIMIT).unwrap_err());
     assert_eq!(error.kind(), ErrorKind::ForeignKey, "{error}");
     assert!(error.to_string().contains("/locks/b/stranger"), "{error}");
     assert!(took < Duration::from_secs(2), "{took:?}");

@@ -120,10 +120,11 @@ impl Actor {
         Ok(pid)
     }
 
-    /// Returns once the process, told to stop itself, stands still.
-    pub(crate) fn wait_stopped(&self) -> Outcome<()> {
-        match waitpid(Some(self.pid()?), WaitOptions::UNTRACED)? {
-            Some((_, status)) if status.stopped() => Ok(()),
+    /// Whether the process, told to stop itself, stands still.
+    pub(crate) fn has_stopped(&self) -> Outcome<bool> {
+        match waitpid(Some(self.pid()?), WaitOptions::UNTRACED | WaitOptions::NOHANG)? {
+            None => Ok(false),
+            Some((_, status)) if status.stopped() => Ok(true),
             other => Err(format!("{} did not stop: {other:?}", self.name).into()),
         }
     }
