@@ -19,12 +19,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Hold {
-    /// Stops excluding others. An error says that etcd has refused it: the hold excludes as
-    /// before, in a new epoch. A hold that is lost meanwhile is lost as any other.
+    /// Stops excluding others. An error says that etcd has refused it, and then the hold excludes
+    /// as before, in a new epoch; or that the hold was lost, before or meanwhile.
     pub(crate) fn downgrade(self: &Arc<Hold>) -> Result<()> {
-        if !self.is_held() {
-            return Err(self.lost_error());
-        }
+        self.check_held()?;
         let value = self.contender().identity(ContenderMode::Read);
         *self.rewritten.lock() = Some(value.clone());
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -39,8 +37,16 @@ impl Hold {
         let until = core.clock.now() + RELEASE_LIMIT.min(self.remaining());
         match core.block_shielded("downgrade", until, rewriting) {
             Some(Err(refused)) => Err(refused),
-            Some(Ok(())) | None => Ok(()),
+            Some(Ok(())) | None => self.check_held(),
         }
+    }
+
+    fn check_held(&self) -> Result<()> {
+        if self.is_held() {
+            return Ok(());
+        }
+        self.check_may_ask()?;
+        Err(self.lost_error())
     }
 }
 

@@ -93,9 +93,10 @@ macro_rules! thread_guard {
                 match self.held.leave($side) {
                     Leave::Inner => stood,
                     Leave::LastWriter => {
-                        if let Err(refused) = hold.downgrade()
-                            && stood
-                        {
+                        if let Err(refused) = hold.downgrade() {
+                            if !hold.is_held() {
+                                return false;
+                            }
                             // Then the readers who are left keep others out, as a writer would.
                             self.lock.base().recipe().record_error(refused);
                         }
@@ -197,7 +198,8 @@ impl<'a> RwLockWriteGuard<'a> {
     /// # Errors
     ///
     /// The write guard comes back with the error: `InvalidArgument` while this thread has other
-    /// write guards of the lock; `Lost`; `PermissionDenied` and others that etcd answers.
+    /// write guards of the lock; `Lost`, also when etcd answers that the key is gone; `Closed`,
+    /// `Forked`; `PermissionDenied` and others that etcd answers.
     pub fn downgrade(
         mut guard: RwLockWriteGuard<'a>,
     ) -> std::result::Result<RwLockReadGuard<'a>, (RwLockWriteGuard<'a>, Error)> {
@@ -227,8 +229,8 @@ impl OwnedRwLockWriteGuard {
     ///
     /// # Errors
     ///
-    /// The write guard comes back with the error: `Lost`; `PermissionDenied` and others that etcd
-    /// answers.
+    /// The write guard comes back with the error: `Lost`, `Closed`, `Forked`; `PermissionDenied`
+    /// and others that etcd answers.
     pub fn downgrade(
         mut guard: OwnedRwLockWriteGuard,
     ) -> std::result::Result<OwnedRwLockReadGuard, (OwnedRwLockWriteGuard, Error)> {
