@@ -1,11 +1,15 @@
 //! Holds on several paths that stand and fall together.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use super::hold::{Hold, RELEASE_LIMIT};
+use super::hold::{Hold, RELEASE_LIMIT, verify};
 use super::leave::{Left, leave_all};
 use crate::CancelToken;
+use crate::error::{Error, Result};
+use crate::recipe::RecipeCore;
 
 pub(crate) struct HoldSet {
     /// Never empty; in the order of their paths.
@@ -34,6 +38,11 @@ impl HoldSet {
 
     pub(crate) fn is_held(&self) -> bool {
         self.holds.iter().all(|hold| hold.is_held())
+    }
+
+    /// The holds as etcd sees them now.
+    pub(crate) fn verify(&self) -> Result<bool> {
+        verify(self.holds.clone())
     }
 
     pub(crate) fn remaining(&self) -> Duration {
@@ -73,4 +82,16 @@ impl HoldSet {
         let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
         all && !matches!(left, Some(Ok(Left::Gone)))
     }
+}
+
+/// Ready when one of the recipes is closed, with what its callers are to be told.
+pub(super) async fn one_is_closed(recipes: &[Arc<RecipeCore>]) -> Error {
+    let closing = |recipe: &Arc<RecipeCore>| recipe.closed().clone();
+    let tokens: Vec<_> = recipes.iter().map(closing).collect();
+    let mut closings: Vec<_> = tokens.iter().map(|token| Box::pin(token.cancelled())).collect();
+    poll_fn(|context| {
+        let at = closings.iter_mut().position(|one| one.as_mut().poll(context).is_ready());
+        at.map_or(Poll::Pending, |at| Poll::Ready(Error::closed(recipes[at].identity())))
+    })
+    .await
 }
