@@ -41,6 +41,8 @@ struct Now {
     done: CancelToken,
     /// The last term, until it is known to be out of etcd.
     term: Option<LeadershipTerm>,
+    /// Whether that term stood until it was given up.
+    stood: bool,
     /// Cancelled when that term's callback and release are done with.
     handed_over: CancelToken,
 }
@@ -79,6 +81,7 @@ impl Shared {
                 thread: None,
                 done,
                 term: None,
+                stood: false,
                 handed_over: CancelToken::new(),
             }),
         });
@@ -170,7 +173,7 @@ impl Shared {
                 Err(Stop::Interrupted) => return Err(Error::interrupted(op)),
             }
         }
-        Ok(term.loss().is_none())
+        Ok(self.now.lock().stood)
     }
 
     /// Ends everything, and waits for it within a bound.
@@ -180,6 +183,7 @@ impl Shared {
             return core.check_usable();
         }
         self.stop_all();
+        self.base.recipe().closed().cancel();
         let (term, done, running) = {
             let mut now = self.now.lock();
             let running = now.phase.is_running();
@@ -344,8 +348,12 @@ impl Run {
         let panicked = guarded(|| CancelToken::shield(|| listener.relinquish_leadership(term)));
         self.record("`relinquish_leadership`", Ok(()), panicked);
         term.end();
-        base.release(term.hold());
-        let handed_over = self.shared.now.lock().handed_over.clone();
+        let stood = base.release(term.hold());
+        let handed_over = {
+            let mut now = self.shared.now.lock();
+            now.stood = stood;
+            now.handed_over.clone()
+        };
         handed_over.cancel();
     }
 
