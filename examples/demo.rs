@@ -1,4 +1,4 @@
-//! The promise in three scenes on a real etcd, as a timeline.
+//! The promise in four scenes on a real etcd, as a timeline.
 //!
 //! ```text
 //! cargo run --example demo --features testing -- [--endpoint http://127.0.0.1:2379]
@@ -7,6 +7,8 @@
 //! Without an endpoint it starts an etcd of its own. The last line is `demo: ok`; if a step did
 //! not happen in the promised order the exit code is not 0.
 
+#[path = "demo/leadership.rs"]
+mod leadership;
 #[path = "demo/recorder.rs"]
 mod recorder;
 #[path = "demo/scenes.rs"]
@@ -66,7 +68,12 @@ fn play(endpoint: Option<&str>) -> Outcome<bool> {
     Client::connect([&endpoint])?.wait_ready(READY_LIMIT)?;
     println!("etcd at {endpoint}{}", if own.is_some() { ", started for this demo" } else { "" });
     let mut kept = true;
-    let scenes = [scenes::TRANSIENT_KEY, scenes::LOST_MUTEX, scenes::INTERRUPTION];
+    let scenes = [
+        scenes::TRANSIENT_KEY,
+        scenes::LOST_MUTEX,
+        scenes::INTERRUPTION,
+        leadership::LOST_LEADERSHIP,
+    ];
     for (letter, scene) in ('a'..).zip(scenes) {
         timeline::title(letter, scene.title);
         let events = (scene.play)(&endpoint, timeline::event)?;

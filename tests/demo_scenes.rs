@@ -3,6 +3,8 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../examples/demo/leadership.rs"]
+mod leadership;
 #[path = "../examples/demo/recorder.rs"]
 mod recorder;
 #[path = "../examples/demo/scenes.rs"]
@@ -12,6 +14,7 @@ use std::time::Duration;
 
 use etcd_recipes::testing::EtcdServer;
 
+use crate::leadership::LOST_LEADERSHIP;
 use crate::recorder::{Event, Step, What, in_order, time_of};
 use crate::scenes::{INTERRUPTION, LOST_MUTEX, Scene, TRANSIENT_KEY};
 
@@ -60,6 +63,20 @@ fn serial_a_waiting_thread_is_interrupted_within_100_ms() {
     let interrupted = at(&events, ("carol", What::Interrupted));
     assert!(interrupted - cancelled <= Duration::from_millis(100));
     assert!(time_of(&events, ("carol", What::Acquired)).is_none());
+}
+
+#[test]
+fn serial_a_sleeping_leader_is_interrupted_before_the_rival_leads() {
+    let events = played(&LOST_LEADERSHIP);
+    let told = [
+        at(&events, ("network", What::Cut)),
+        at(&events, ("alice", What::IsHeldFalse)),
+        at(&events, ("alice", What::Interrupted)),
+        at(&events, ("bob", What::Leads)),
+    ];
+    assert!(told.is_sorted(), "{told:?}");
+    let terms = events.iter().filter(|event| event.what == What::Leads).count();
+    assert_eq!(terms, 2);
 }
 
 #[test]

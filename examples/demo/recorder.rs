@@ -28,6 +28,9 @@ pub(crate) enum What {
     Cancels,
     Interrupted,
     LeftTheQueue,
+    Leads,
+    Sleeps,
+    Relinquishes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

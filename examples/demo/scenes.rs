@@ -1,4 +1,4 @@
-//! Three scenes on a real etcd; each returns what was recorded while it played.
+//! Scenes on a real etcd; each returns what was recorded while it played.
 //!
 //! The outages are made by a proxy between one client and etcd, so any etcd will do.
 
@@ -10,16 +10,16 @@ use etcd_recipes::{CancelToken, Client, Hold, LeaseEvent, Mutex, TransientKeyVal
 
 use crate::recorder::{Event, Live, Outcome, Recorder, Step, What, in_order, time_of};
 
-const TTL: Duration = Duration::from_secs(2);
+pub(crate) const TTL: Duration = Duration::from_secs(2);
 
 /// How long any step may take.
-const LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const LIMIT: Duration = Duration::from_secs(15);
 
 /// How soon an interrupted call has to return.
-const PROMPT: Duration = Duration::from_millis(100);
+pub(crate) const PROMPT: Duration = Duration::from_millis(100);
 
 /// A moment for the reader, and for the renewals to settle.
-const BEAT: Duration = Duration::from_millis(600);
+pub(crate) const BEAT: Duration = Duration::from_millis(600);
 
 pub(crate) struct Scene {
     pub(crate) title: &'static str,
@@ -48,11 +48,11 @@ pub(crate) const INTERRUPTION: Scene = Scene {
 };
 
 /// A path that no earlier run has used.
-fn fresh(name: &str) -> String {
+pub(crate) fn fresh(name: &str) -> String {
     format!("/etcd-recipes-demo/{}-{:x}/{name}", std::process::id(), boot_nanos())
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let end = Instant::now() + LIMIT;
     while !holds()? {
         if Instant::now() >= end {
@@ -267,7 +267,7 @@ fn interrupted_promptly(events: &[Event]) -> Result<(), String> {
     if took > PROMPT { Err(format!("interrupted only after {took:?}")) } else { Ok(()) }
 }
 
-fn between(events: &[Event], first: Step, second: Step) -> Result<Duration, String> {
+pub(crate) fn between(events: &[Event], first: Step, second: Step) -> Result<Duration, String> {
     let at = |step| time_of(events, step).ok_or_else(|| format!("{step:?} did not happen"));
     Ok(at(second)?.saturating_sub(at(first)?))
 }

@@ -47,7 +47,11 @@ fn colour(what: What) -> &'static str {
         | What::ListenerRan
         | What::Interrupted
         | What::Unlocked(false) => RED,
-        What::Restored | What::KeyBack | What::Acquired | What::Unlocked(true) => GREEN,
-        What::KeySet | What::Waits | What::LeftTheQueue => PLAIN,
+        What::Restored | What::KeyBack | What::Acquired | What::Leads | What::Unlocked(true) => {
+            GREEN
+        }
+        What::KeySet | What::Waits | What::LeftTheQueue | What::Sleeps | What::Relinquishes => {
+            PLAIN
+        }
     }
 }

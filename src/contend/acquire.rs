@@ -433,9 +433,7 @@ impl Acquire {
     /// another lease.
     async fn recognise(&mut self, lanes: Lanes, error: Error) -> Result<Joined> {
         if error.kind() == ErrorKind::LeaseGone {
-            for ticket in lanes.tickets() {
-                ticket.session().end_by(crate::LossReason::LeaseGone);
-            }
+            self.end_dead_sessions(&lanes).await;
             lanes.settle();
             return Ok(Joined::Again);
         }
@@ -467,6 +465,24 @@ impl Acquire {
             _ => {
                 lanes.leave_open();
                 Ok(Joined::Again)
+            }
+        }
+    }
+
+    /// etcd has refused a lease; of several, it does not say which.
+    async fn end_dead_sessions(&self, lanes: &Lanes) {
+        let core = &self.lead().core;
+        let mut sessions: Vec<_> = lanes.tickets().map(Ticket::session).collect();
+        sessions.dedup_by_key(|session| session.lease());
+        let only = sessions.len() == 1;
+        for session in sessions {
+            let gone = only
+                || matches!(
+                    core.time_to_live("lock", session.lease(), self.until()).await,
+                    Ok(None)
+                );
+            if gone {
+                session.end_by(crate::LossReason::LeaseGone);
             }
         }
     }

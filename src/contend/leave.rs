@@ -31,27 +31,29 @@ pub(crate) struct Leaver {
 /// any of them had gone already.
 pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Left {
     let keys: usize = leavers.iter().map(|leaver| leaver.tickets.len()).sum();
-    if keys > 1
-        && keys + leavers.len() <= MAX_OPERATIONS
-        && together(&leavers, create_revision).await
-    {
-        leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
-        return Left::Deleted;
+    let mut maybe_deleted = false;
+    if keys > 1 && keys + leavers.len() <= MAX_OPERATIONS {
+        match together(&leavers, create_revision).await {
+            Together::Deleted => {
+                leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
+                return Left::Deleted;
+            }
+            Together::NotAll => {}
+            Together::Unknown => maybe_deleted = true,
+        }
     }
-    let one_by_one: Vec<_> = leavers
-        .into_iter()
-        .flat_map(|Leaver { contender, tickets }| {
-            tickets.into_iter().map(move |ticket| leave(contender.clone(), ticket, create_revision))
-        })
-        .collect();
-    if let [_] = one_by_one.as_slice() {
+    let one_by_one = leavers.into_iter().flat_map(|Leaver { contender, tickets }| {
+        let one = move |ticket| leave(contender.clone(), ticket, create_revision, maybe_deleted);
+        tickets.into_iter().map(one)
+    });
+    if keys == 1 {
         let mut left = Left::Deleted;
         for leaving in one_by_one {
             left = leaving.await;
         }
         return left;
     }
-    let tasks: Vec<_> = one_by_one.into_iter().map(tokio::spawn).collect();
+    let tasks: Vec<_> = one_by_one.map(tokio::spawn).collect();
     let mut left = Left::Deleted;
     for task in tasks {
         if !matches!(task.await, Ok(Left::Deleted)) {
@@ -61,9 +63,18 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
     left
 }
 
+/// What became of the try at all of them at once.
+enum Together {
+    Deleted,
+    /// One of them is gone, or etcd has refused it: the others are still there.
+    NotAll,
+    /// No answer.
+    Unknown,
+}
+
 /// One try at all of them at once; what it could not do is left to the tries at each.
-async fn together(leavers: &[Leaver], create_revision: i64) -> bool {
-    let Some(first) = leavers.first() else { return true };
+async fn together(leavers: &[Leaver], create_revision: i64) -> Together {
+    let Some(first) = leavers.first() else { return Together::Deleted };
     let core = &first.contender.core;
     let keys: Vec<_> = leavers
         .iter()
@@ -77,20 +88,26 @@ async fn together(leavers: &[Leaver], create_revision: i64) -> bool {
     match core.txn("release", first.tickets[0].key(), Kind::Write, txn, until).await {
         Ok(response) => {
             tell_heads(core, leavers.iter().map(|leaver| &leaver.contender), &response);
-            response.succeeded()
+            if response.succeeded() { Together::Deleted } else { Together::NotAll }
         }
-        Err(_) => false,
+        Err(error) if error.is_ambiguous() => Together::Unknown,
+        Err(_) => Together::NotAll,
     }
 }
 
 /// Takes one key out.
 ///
 /// The key was seen, so "absent" is decisive here: an answer, any answer, closes the attempt.
-async fn leave(contender: Arc<Contender>, ticket: Ticket, create_revision: i64) -> Left {
+///
+/// `maybe_deleted`: an earlier try may have deleted the key although its answer was lost.
+async fn leave(
+    contender: Arc<Contender>,
+    ticket: Ticket,
+    create_revision: i64,
+    mut maybe_deleted: bool,
+) -> Left {
     let core = &contender.core;
     let session = ticket.session().clone();
-    // An earlier try may have deleted the key although its answer was lost.
-    let mut maybe_deleted = false;
     let mut pause = FIRST_PAUSE;
     loop {
         let txn = requests::leave(&[(&contender.layout, vec![ticket.key()])], create_revision);
