@@ -17,7 +17,6 @@ use super::identity::ContenderMode;
 use super::leave::{Leaver, leave_all};
 use super::queue::Verdict;
 use super::requests::{self, Enqueued, Part, Place, Tried};
-use super::set::one_is_closed;
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
@@ -296,9 +295,15 @@ impl Acquire {
         if self.wishes.len() == 1 {
             return std::future::pending().await;
         }
-        let recipe = |wish: &Wish| wish.contender.recipe.clone();
-        let recipes: Vec<_> = self.wishes.iter().map(recipe).collect();
-        one_is_closed(&recipes).await;
+        let closed = |wish: &Wish| wish.contender.recipe.clone();
+        let recipes: Vec<_> = self.wishes.iter().map(closed).collect();
+        let mut closings: Vec<_> =
+            recipes.iter().map(|recipe| Box::pin(recipe.closed().cancelled())).collect();
+        std::future::poll_fn(|context| {
+            let closed = closings.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
+            if closed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
     }
 
     /// Awaits a request, and for a last moment beyond the point at which the caller leaves: cut
