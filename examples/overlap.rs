@@ -10,6 +10,9 @@
 //! cargo run --example overlap --features testing -- --rounds 25 --ttl 2 --fault blackhole
 //! ```
 //!
+//! `--recipe` says by which recipe both hold: a mutex, a write lock, a permit, or the leadership
+//! of a selector or a latch, each asked and heard in its own way.
+//!
 //! With `--control` the holder is written on etcd-client by the usual rule, and is seen to
 //! overlap. The exit code is 0 unless the library overlapped, held for longer than its last
 //! renewal allows by the proxy's record, or a round could not be played.

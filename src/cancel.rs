@@ -395,14 +395,23 @@ impl CancelToken {
     /// As [`enter`](CancelToken::enter), for a guard that several owners share: the scope ends
     /// with [`leave`] on this thread. `None` on a thread so far gone that it has no scope.
     pub(crate) fn enter_until_left(&self) -> Option<u64> {
+        self.push(None)
+    }
+
+    /// As [`enter`](CancelToken::enter), for an owner that may go to another thread: the scope
+    /// ends with the stay, wherever that is.
+    pub(crate) fn enter_until_over(&self) -> ScopeStay {
+        let over = Arc::new(AtomicBool::new(false));
+        self.push(Some(over.clone()));
+        ScopeStay { over }
+    }
+
+    fn push(&self, over: Option<Arc<AtomicBool>>) -> Option<u64> {
         with_scope(|scope| {
             scope.next_id += 1;
-            scope.entries.push(Entry {
-                id: scope.next_id,
-                level: scope.shields,
-                token: self.clone(),
-            });
-            scope.next_id
+            let id = scope.next_id;
+            scope.entries.push(Entry { id, level: scope.shields, token: self.clone(), over });
+            id
         })
     }
 
@@ -466,9 +475,22 @@ struct Entry {
     /// How many shields were up when it was entered: those do not mask it, later ones do.
     level: u32,
     token: CancelToken,
+    /// Raised, perhaps by another thread, once the entry counts no longer.
+    over: Option<Arc<AtomicBool>>,
+}
+
+impl Entry {
+    fn is_over(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
+    }
 }
 
 impl Scope {
+    /// Takes out what has been over since the last look.
+    fn sweep(&mut self) -> Vec<Entry> {
+        self.entries.extract_if(.., |entry| entry.is_over()).collect()
+    }
+
     fn active(&self) -> impl Iterator<Item = &CancelToken> {
         self.entries.iter().filter(|entry| entry.level >= self.shields).map(|entry| &entry.token)
     }
@@ -482,7 +504,13 @@ thread_local! {
 /// `None` when the thread is so far gone that its scope was destroyed: it is in no scope then.
 /// `f` must not run foreign code, drops of tokens included.
 fn with_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
-    SCOPE.try_with(|scope| f(&mut scope.borrow_mut())).ok()
+    let used = SCOPE.try_with(|scope| {
+        let mut scope = scope.borrow_mut();
+        let swept = scope.sweep();
+        (f(&mut scope), swept)
+    });
+    // The swept tokens are dropped here, outside of the borrow.
+    used.ok().map(|(result, _swept)| result)
 }
 
 /// Whether a blocking call on this thread has to return `Interrupted`.
@@ -508,6 +536,20 @@ impl Drop for ScopeEntry {
         if let Some(id) = self.id {
             leave(id);
         }
+    }
+}
+
+/// A stay of the thread that began it in the scope of a token; any thread may end it.
+#[must_use = "the scope ends when the stay is dropped"]
+pub(crate) struct ScopeStay {
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for ScopeStay {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        // On the thread that began it, that is all; another one forgets it when it looks next.
+        with_scope(|_| ());
     }
 }
 

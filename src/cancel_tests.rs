@@ -349,3 +349,56 @@ fn everything_works_in_a_thread_local_destructor() {
 fn debug_says_whether_it_is_cancelled() {
     assert_eq!(format!("{:?}", cancelled()), "CancelToken { cancelled: true }");
 }
+
+/// How many entries this thread keeps, over or not.
+fn kept() -> usize {
+    SCOPE.with(|scope| scope.borrow().entries.len())
+}
+
+#[test]
+fn a_stay_that_another_thread_ends_counts_no_longer_and_is_forgotten() {
+    let token = cancelled();
+    let stay = token.enter_until_over();
+    assert!(interrupted() && pause().is_err());
+    assert!(CancelToken::shield(pause).is_ok(), "a shield masks it as any other");
+    let other = thread::spawn(move || {
+        assert!(!interrupted(), "the scope went along");
+        drop(stay);
+    });
+    other.join().unwrap();
+    assert_eq!(kept(), 1, "nobody else can reach into this thread");
+    assert!(!interrupted() && pause().is_ok());
+    assert_eq!(kept(), 0);
+    assert_eq!(Arc::strong_count(&token.inner), 1, "the token is kept by nobody");
+}
+
+#[test]
+fn stays_end_on_their_own_thread_at_once_and_in_any_order() {
+    let (calm, token) = (CancelToken::new(), cancelled());
+    let first = calm.enter_until_over();
+    let second = token.enter_until_over();
+    let third = calm.enter_until_over();
+    drop(first);
+    assert_eq!(kept(), 2);
+    assert!(interrupted());
+    drop(second);
+    assert!(!interrupted());
+    drop(third);
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn a_stay_outlives_its_thread() {
+    let token = CancelToken::new();
+    let stay = thread::scope(|scope| scope.spawn(|| token.enter_until_over()).join().unwrap());
+    eventually_alone(&token);
+    drop(stay);
+}
+
+fn eventually_alone(token: &CancelToken) {
+    let end = Wall::now() + Duration::from_secs(10);
+    while Arc::strong_count(&token.inner) > 1 {
+        assert!(Wall::now() < end, "the thread's scope keeps the token");
+        thread::yield_now();
+    }
+}

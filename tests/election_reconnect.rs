@@ -158,7 +158,8 @@ fn rounds(etcd: &EtcdServer, path: &str, ttl: Duration, rounds: usize) -> (usize
         }
     }
     let terms = check_reigns(&candidates);
-    assert!(terms > changed, "{terms} terms were seen, in {changed} changes");
+    // The last term may not have been looked at yet.
+    assert!(terms >= changed, "{terms} terms were seen, in {changed} changes");
     for candidate in &candidates {
         candidate.latch.close().unwrap();
     }

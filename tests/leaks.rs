@@ -6,6 +6,7 @@
 
 mod support;
 
+use etcd_recipes::Semaphore;
 use etcd_recipes::testing::{Alive, EtcdServer, eventually};
 use support::*;
 
@@ -112,6 +113,61 @@ fn serial_nothing_leaks() {
     assert!(mutex.lock().unwrap().unlock());
     back_to(&etcd, idle);
     drop(mutex);
+    drop(client);
+    back_to(&etcd, bare);
+    alive_again(nothing);
+}
+
+/// The same for permits; beside it nothing may run in the process either.
+#[test]
+fn serial_permits_leak_nothing() {
+    let etcd = EtcdServer::start().unwrap();
+    let bare = counts(&etcd);
+    let nothing = Alive::now();
+    let client = connect(&etcd);
+    let semaphore =
+        Semaphore::builder(&client, "/limits/a", 3).ttl(TTL).interrupt_on_permit_loss(true);
+    let semaphore = semaphore.build().unwrap();
+    // The connections of a client are opened as they are needed, the watch's by the first wait.
+    let all = semaphore.acquire_many(3).unwrap();
+    assert!(semaphore.try_acquire_for(ms(300)).unwrap().is_none());
+    assert!(all.release());
+    let idle = counts(&etcd);
+    let quiet = Alive::now();
+    for round in 0..1_000_u32 {
+        let permit = semaphore.acquire_many(1 + round % 3).unwrap();
+        if round % 100 == 0 {
+            assert!(std::thread::spawn(move || permit.release()).join().unwrap());
+        } else {
+            assert!(permit.release());
+        }
+    }
+    back_to(&etcd, idle);
+    alive_again(quiet);
+
+    let two = semaphore.acquire_many(2).unwrap();
+    let held = counts(&etcd);
+    for round in 0..200_u32 {
+        let limit = ms(u64::from(round % 10));
+        // A limit so short may pass before etcd has answered.
+        let tried = semaphore.try_acquire_many_for(2, limit).ok().flatten();
+        assert!(tried.is_none());
+        assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+    }
+    back_to(&etcd, [held[0] + 1, held[1], held[2], held[3]]);
+    assert!(two.is_held() && two.release());
+
+    for _ in 0..20 {
+        let permit = semaphore.acquire_many(3).unwrap();
+        assert!(client.delete(permit.lock_key()).unwrap());
+        assert!(!permit.verify().unwrap() && !permit.release());
+    }
+    assert!(semaphore.acquire().unwrap().release());
+    back_to(&etcd, idle);
+    alive_again(quiet);
+    // The number is configuration, and stays until it is deleted.
+    assert!(Semaphore::delete(&client, "/limits/a").unwrap());
+    drop(semaphore);
     drop(client);
     back_to(&etcd, bare);
     alive_again(nothing);

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
 use serde_json::Value;
 
@@ -65,6 +66,39 @@ fn serial_no_overlap_when_answers_come_late() {
     assert_eq!(keeps_the_promise("late-answers"), 3);
 }
 
+/// Two at a time: each is an etcd and three processes that poll. How often the holder was told
+/// before its rival was in, by recipe.
+fn every_recipe_keeps_the_promise(fault: &str) -> [(&'static str, u64); 4] {
+    let told = |recipe: &'static str| {
+        let args = ["--rounds", "2", "--ttl", "2", "--fault", fault, "--recipe", recipe];
+        let (success, summary, text) = measure(&args);
+        println!("{recipe}\n{text}");
+        assert_eq!(summary["rounds"], 2, "{recipe}: {text}");
+        assert_eq!(summary["overlaps"], 0, "{recipe}: {text}");
+        assert!(summary["margin_ms"]["min"].as_f64().unwrap() > 0.0, "{recipe}: {text}");
+        assert!(success, "{recipe}: {text}");
+        (recipe, summary["told_before_rival"].as_u64().unwrap())
+    };
+    thread::scope(|scope| {
+        let locks = scope.spawn(move || [told("rwlock-write"), told("semaphore1")]);
+        let [selector, latch] = [told("selector"), told("latch")];
+        let [rwlock, semaphore] = locks.join().unwrap();
+        [rwlock, semaphore, selector, latch]
+    })
+}
+
+#[test]
+fn serial_no_overlap_of_any_recipe_when_no_byte_moves() {
+    for (recipe, told) in every_recipe_keeps_the_promise("blackhole") {
+        assert_eq!(told, 2, "{recipe}");
+    }
+}
+
+#[test]
+fn serial_no_overlap_of_any_recipe_when_the_holder_stands_still() {
+    every_recipe_keeps_the_promise("freeze-client");
+}
+
 #[test]
 fn serial_a_client_that_counts_from_the_answer_overlaps() {
     let (_, summary, text) =
@@ -80,6 +114,7 @@ fn options_that_make_no_sense_are_refused() {
         &["--ttl", "two"],
         &["--ttl"],
         &["--recipe", "soup"],
+        &["--control", "--recipe", "latch"],
         &["--what"],
     ] {
         let output = Command::new(program()).args(args).output().unwrap();

@@ -1,4 +1,4 @@
-//! What a lock costs, counted by etcd itself.
+//! What locks and semaphores cost, counted by etcd itself.
 //!
 //! A long TTL keeps the keeper's renewals and reads out of the windows that are measured.
 
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use etcd_recipes::testing::{EtcdServer, eventually};
-use etcd_recipes::{Client, Mutex};
+use etcd_recipes::{Client, Mutex, Permit, Semaphore};
 use support::*;
 
 /// Its renewals come every 20 s.
@@ -202,4 +202,100 @@ fn a_release_costs_the_same_however_many_wait() {
         drop(next);
     });
     assert!(keys(&etcd, "/locks/").is_empty());
+}
+
+// ----- semaphores -----------------------------------------------------------------------------
+
+fn permits(client: &Client, path: &str, permits: u32) -> Semaphore {
+    Semaphore::builder(client, path, permits).ttl(LONG).build().unwrap()
+}
+
+/// A semaphore whose session lives and has settled, and whose number stands.
+fn warm_permits(etcd: &EtcdServer, path: &str, count: u32) -> Semaphore {
+    let semaphore = permits(&connect(etcd), path, count);
+    let before = reads(etcd);
+    assert!(semaphore.acquire().unwrap().release());
+    eventually(LIMIT, "the first renewal is proven", || reads(etcd) > before);
+    semaphore
+}
+
+#[test]
+fn an_uncontended_acquire_and_release_of_permits_are_two_calls() {
+    let etcd = EtcdServer::start().unwrap();
+    let semaphore = warm_permits(&etcd, "/limits/a", 100);
+    let calls = calls_during(&etcd, || assert!(semaphore.acquire().unwrap().release()));
+    assert_eq!(calls, of(&[("Txn", 2)]));
+    let calls = calls_during(&etcd, || {
+        for many in 1..=50 {
+            assert!(semaphore.acquire_many(2 * many).unwrap().release());
+        }
+    });
+    assert_eq!(calls, of(&[("Txn", 100)]));
+    // A try looks first, since etcd cannot compare how many stand there.
+    let calls = calls_during(&etcd, || {
+        assert!(semaphore.try_acquire().unwrap().unwrap().release());
+    });
+    assert_eq!(calls, of(&[("Range", 1), ("Txn", 2)]));
+}
+
+#[test]
+fn a_first_acquire_on_a_new_path_is_two_calls_more() {
+    let etcd = EtcdServer::start().unwrap();
+    let semaphore = warm_permits(&etcd, "/limits/a", 3);
+    let client = connect(&etcd);
+    // The session is the client's, so that the path is all that is new.
+    let before = reads(&etcd);
+    let other = permits(&client, "/limits/a", 3);
+    assert!(other.acquire().unwrap().release());
+    eventually(LIMIT, "the first renewal is proven", || reads(&etcd) > before);
+    let fresh = permits(&client, "/limits/b", 3);
+    let calls = calls_during(&etcd, || assert!(fresh.acquire().unwrap().release()));
+    assert_eq!(calls, of(&[("Txn", 4)]));
+    assert!(semaphore.acquire().unwrap().release());
+}
+
+#[test]
+fn a_busy_try_for_permits_is_one_call_and_writes_nothing() {
+    let etcd = EtcdServer::start().unwrap();
+    let (holder, rival) =
+        (warm_permits(&etcd, "/limits/a", 2), warm_permits(&etcd, "/limits/a", 2));
+    let permit = holder.acquire_many(2).unwrap();
+    let revision = etcd.revision().unwrap();
+    let calls = calls_during(&etcd, || assert!(rival.try_acquire().unwrap().is_none()));
+    assert_eq!(calls, of(&[("Range", 1)]));
+    assert_eq!(etcd.revision().unwrap(), revision);
+    assert!(permit.release());
+}
+
+#[test]
+fn a_release_of_a_permit_costs_the_same_however_many_wait() {
+    let etcd = EtcdServer::start().unwrap();
+    let holder = warm_permits(&etcd, "/limits/a", 2);
+    let clients: Vec<Client> = (0..5).map(|_| connect(&etcd)).collect();
+    let (first, second) = (holder.acquire().unwrap(), holder.acquire().unwrap());
+    thread::scope(|scope| {
+        let (entered, entries) = crossbeam_channel::unbounded();
+        for number in 0..50 {
+            let semaphore = permits(&clients[number % 5], "/limits/a", 2);
+            let entered = entered.clone();
+            scope.spawn(move || entered.send(semaphore.acquire().unwrap()).unwrap());
+        }
+        eventually(LIMIT, "all wait", || holder.contenders().unwrap().len() == 52);
+        settle(&etcd);
+        let mut inside = std::collections::VecDeque::from([first, second]);
+        let mut release = || {
+            let permit: Permit = inside.pop_front().unwrap();
+            assert!(permit.release());
+            inside.push_back(entries.recv_timeout(LIMIT).unwrap());
+        };
+        let calls = calls_during(&etcd, || {
+            release();
+            thread::sleep(ms(300));
+        });
+        assert_eq!(calls, of(&[("Txn", 1)]), "49 others were woken");
+        assert!(entries.is_empty(), "one release let in more than one");
+        let calls = calls_during(&etcd, || (0..49).for_each(|_| release()));
+        assert_eq!(calls, of(&[("Txn", 49)]));
+    });
+    assert!(keys(&etcd, "/limits/a/holders/").is_empty());
 }

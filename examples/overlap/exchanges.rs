@@ -45,9 +45,10 @@ pub(crate) struct Renewals {
 }
 
 impl Renewals {
-    /// For the lease whose id in hexadecimal is the last part of a lock's key.
+    /// For the lease whose id in hexadecimal begins the last part of a key, behind the `:` in a
+    /// permit's.
     pub(crate) fn of(key: &str) -> Option<Renewals> {
-        let name = key.rsplit('/').next()?;
+        let name = key.rsplit('/').next()?.rsplit(':').next()?;
         let lease = u64::from_str_radix(name.split('-').next()?, 16).ok()?;
         let digits = (64 - lease.leading_zeros()).div_ceil(7).max(1);
         // gRPC's five bytes, the field's tag, and the id as a varint.

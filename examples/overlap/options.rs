@@ -3,8 +3,25 @@
 use std::fmt;
 use std::time::Duration;
 
-pub(crate) const USAGE: &str = "usage: overlap [--rounds N] [--ttl SECONDS] \
-    [--fault blackhole|reset|freeze-etcd|freeze-client|late-answers] [--recipe mutex] [--control]";
+pub(crate) const USAGE: &str = "\
+usage: overlap [--rounds N] [--ttl SECONDS] [--fault FAULT] [--recipe RECIPE] [--control]
+
+faults (default blackhole), by which the holder is parted from etcd:
+  blackhole      no byte moves, the connections stay
+  reset          the connections are reset, new ones refused
+  freeze-etcd    etcd stands still for longer than the TTL
+  freeze-client  the holder's process stands still until its rival is in
+  late-answers   answers come late, and the last one is cut off from what would follow
+
+recipes (default mutex), by which holder and rival hold; what is asked and what is told:
+  mutex          a Mutex: the guard's is_held(), the mutex's loss listener
+  rwlock-write   the write side of an RwLock: the guard's is_held(), the lock's loss listener
+  semaphore1     a Semaphore of one permit: the permit's is_held(), its loss listener
+  selector       a LeaderSelector with its callback parked: is_leader(), its loss listener
+  latch          a LeaderLatch: has_leadership() and the leadership's is_leader(), its loss
+                 listener
+
+--control: the holder is a small one on raw etcd-client, in place of a mutex";
 
 /// How the holder is parted from etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,12 +54,30 @@ impl fmt::Display for Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recipe {
     Mutex,
+    RwLockWrite,
+    Semaphore1,
+    Selector,
+    Latch,
+}
+
+impl Recipe {
+    /// What the keys of its contenders begin with.
+    pub(crate) fn queue(self, path: &str) -> String {
+        match self {
+            Recipe::Semaphore1 => format!("{path}/holders/"),
+            _ => format!("{path}/"),
+        }
+    }
 }
 
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Recipe::Mutex => "mutex",
+            Recipe::RwLockWrite => "rwlock-write",
+            Recipe::Semaphore1 => "semaphore1",
+            Recipe::Selector => "selector",
+            Recipe::Latch => "latch",
         })
     }
 }
@@ -82,6 +117,9 @@ impl Options {
         if options.rounds == 0 {
             return Err("--rounds must be at least 1".to_owned());
         }
+        if options.control && options.recipe != Recipe::Mutex {
+            return Err("--control stands in for the mutex only".to_owned());
+        }
         Ok(options)
     }
 }
@@ -104,8 +142,9 @@ fn fault(value: &str) -> Result<Fault, String> {
 }
 
 pub(crate) fn recipe(value: &str) -> Result<Recipe, String> {
-    match value {
-        "mutex" => Ok(Recipe::Mutex),
-        other => Err(format!("--recipe: there is no `{other}`")),
-    }
+    let all =
+        [Recipe::Mutex, Recipe::RwLockWrite, Recipe::Semaphore1, Recipe::Selector, Recipe::Latch];
+    all.into_iter()
+        .find(|recipe| recipe.to_string() == value)
+        .ok_or_else(|| format!("--recipe: there is no `{value}`"))
 }

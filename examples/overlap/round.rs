@@ -56,7 +56,8 @@ impl Stage {
         };
         rival.tell("go")?;
         until("two in the queue", SETUP_LIMIT, || {
-            Ok((self.observer.count_prefix(format!("{path}/"))? == 2).then_some(()))
+            let queue = options.recipe.queue(&path);
+            Ok((self.observer.count_prefix(queue)? == 2).then_some(()))
         })?;
         let renewals = Renewals::of(&key).ok_or("a key without a lease id")?;
         let round = Round { stage: self, options, proxy: &proxy, renewals };

@@ -121,7 +121,10 @@ impl Core {
             }
             let member = self.endpoints.lock().pick(now);
             let limit = call.until.min(now + self.config.attempt_limit());
-            let miss = match self.attempt(member, Purpose::Calls, limit, &request).await {
+            // On the heap: an attempt is a large future, and whatever waits for a request has it
+            // inside, several times over on the stack of an unoptimised build.
+            let attempt = Box::pin(self.attempt(member, Purpose::Calls, limit, &request));
+            let miss = match attempt.await {
                 Ok(answer) => return Ok(answer.reply),
                 Err(miss) => miss,
             };
@@ -299,7 +302,7 @@ impl Core {
         purpose: Purpose,
         limit: Instant,
     ) -> std::result::Result<Arc<Connection>, Miss> {
-        let connect = self.members[member].connection(purpose, &self.config.dial);
+        let connect = Box::pin(self.members[member].connection(purpose, &self.config.dial));
         match race(connect, self.clock.sleep_until(limit)).await {
             Either::First(Ok(connection)) => Ok(connection),
             Either::First(Err(error)) => {

@@ -8,20 +8,23 @@
 //! However it ends, its keys are accounted for: they are the hold's, or they were deleted, or (no
 //! answer) they are left open with their session, which sees to it that a late key blocks nobody.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::Contender;
 use super::hold::Hold;
 use super::identity::ContenderMode;
 use super::leave::{Leaver, leave_all};
-use super::queue::Verdict;
+use super::queue::{Verdict, Waiting};
 use super::requests::{self, Enqueued, Part, Place, Tried};
+use crate::cancel::CancelToken;
 use crate::client::call::Kind;
 use crate::client::runtime::Abandon;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Ticket;
+use crate::lease::{LossReason, Session, Ticket};
 use crate::race::{Either, race};
 use crate::recipe::Signal;
 
@@ -106,6 +109,24 @@ impl Lanes {
 
     fn tickets(&self) -> impl Iterator<Item = &Ticket> {
         self.0.iter().flat_map(|lane| &lane.tickets)
+    }
+
+    /// Why the key with this number could never be let in by such a count.
+    fn misfit(&self, at: usize, count: Option<usize>) -> Option<Error> {
+        let mut lanes = self.0.iter().flat_map(|lane| lane.tickets.iter().map(move |_| lane));
+        let Wish { contender, keys, .. } = &lanes.nth(at)?.wish;
+        contender.check_fit(*keys, count?).err()
+    }
+
+    /// Each session once.
+    fn sessions(&self) -> Vec<Arc<Session>> {
+        let mut sessions: Vec<Arc<Session>> = Vec::new();
+        for session in self.tickets().map(Ticket::session) {
+            if !sessions.iter().any(|known| Arc::ptr_eq(known, session)) {
+                sessions.push(session.clone());
+            }
+        }
+        sessions
     }
 
     /// Nothing of this try stands in etcd, nor can it come to.
@@ -295,15 +316,7 @@ impl Acquire {
         if self.wishes.len() == 1 {
             return std::future::pending().await;
         }
-        let closed = |wish: &Wish| wish.contender.recipe.clone();
-        let recipes: Vec<_> = self.wishes.iter().map(closed).collect();
-        let mut closings: Vec<_> =
-            recipes.iter().map(|recipe| Box::pin(recipe.closed().cancelled())).collect();
-        std::future::poll_fn(|context| {
-            let closed = closings.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
-            if closed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-        })
-        .await;
+        any_cancelled(self.wishes.iter().map(|wish| wish.contender.recipe.closed())).await;
     }
 
     /// Awaits a request, and for a last moment beyond the point at which the caller leaves: cut
@@ -357,20 +370,24 @@ impl Acquire {
     async fn lanes(&self) -> Result<Either<Lanes, Leaving>> {
         let mut lanes = Vec::with_capacity(self.wishes.len());
         for wish in &self.wishes {
-            wish.contender.recipe.check_open()?;
-            match self.tickets(wish).await? {
-                Either::First(tickets) => lanes.push(Lane { wish: wish.clone(), tickets }),
-                Either::Second(leaving) => {
-                    Lanes(lanes).settle();
-                    return Ok(Either::Second(leaving));
+            let stopped = match self.tickets(wish).await {
+                Ok(Either::First(tickets)) => {
+                    lanes.push(Lane { wish: wish.clone(), tickets });
+                    continue;
                 }
-            }
+                Ok(Either::Second(leaving)) => Ok(Either::Second(leaving)),
+                Err(error) => Err(error),
+            };
+            // Nothing was sent, so the places of the others are not open attempts.
+            Lanes(lanes).settle();
+            return stopped;
         }
         Ok(Either::First(Lanes(lanes)))
     }
 
     async fn tickets(&self, wish: &Wish) -> Result<Either<Vec<Ticket>, Leaving>> {
-        let Contender { core, .. } = &*wish.contender;
+        let Contender { core, recipe, .. } = &*wish.contender;
+        recipe.check_open()?;
         let tickets = core.sessions.tickets(&wish.contender, wish.keys, self.until());
         match race(tickets, self.leaving()).await {
             Either::First(Ok(tickets)) => Ok(Either::First(tickets)),
@@ -410,6 +427,7 @@ impl Acquire {
                 lanes.settle();
                 let until = self.until();
                 self.lead().settle_count(found, until).await?;
+                self.check_fit()?;
                 return Ok(leaving.map_or(Joined::Again, Joined::Out));
             }
             Enqueued::Existed => {
@@ -433,14 +451,24 @@ impl Acquire {
         }
     }
 
+    /// Whether what is wanted could still be had on every counted path.
+    fn check_fit(&self) -> Result<()> {
+        for Wish { contender, keys, .. } in &self.wishes {
+            if let Some(count) = &contender.count {
+                contender.check_fit(*keys, count.current() as usize)?;
+            }
+        }
+        Ok(())
+    }
+
     /// An enqueue failed. If its outcome is unknown, an own key decides for all: seen, it counts;
     /// not seen decides nothing, so the attempt stays open and the next uses other keys and
     /// another lease.
     async fn recognise(&mut self, lanes: Lanes, error: Error) -> Result<Joined> {
         if error.kind() == ErrorKind::LeaseGone {
-            self.end_dead_sessions(&lanes).await;
+            let sessions = lanes.sessions();
             lanes.settle();
-            return Ok(Joined::Again);
+            return self.end_those_gone(sessions).await;
         }
         if !error.is_ambiguous() {
             lanes.settle();
@@ -474,22 +502,23 @@ impl Acquire {
         }
     }
 
-    /// etcd has refused a lease; of several, it does not say which.
-    async fn end_dead_sessions(&self, lanes: &Lanes) {
+    /// etcd says that a lease is gone, not which; the others carry holds that stand.
+    async fn end_those_gone(&self, sessions: Vec<Arc<Session>>) -> Result<Joined> {
+        if let [session] = sessions.as_slice() {
+            session.end_by(LossReason::LeaseGone);
+            return Ok(Joined::Again);
+        }
         let core = &self.lead().core;
-        let mut sessions: Vec<_> = lanes.tickets().map(Ticket::session).collect();
-        sessions.dedup_by_key(|session| session.lease());
-        let only = sessions.len() == 1;
-        for session in sessions {
-            let gone = only
-                || matches!(
-                    core.time_to_live("lock", session.lease(), self.until()).await,
-                    Ok(None)
-                );
-            if gone {
-                session.end_by(crate::LossReason::LeaseGone);
+        for session in &sessions {
+            let asked = core.time_to_live("lock", session.lease(), self.until());
+            match race(asked, self.leaving()).await {
+                Either::First(Ok(None)) => session.end_by(LossReason::LeaseGone),
+                Either::First(Ok(Some(_))) => {}
+                Either::First(Err(error)) => return self.judge_error(error).map(Joined::Out),
+                Either::Second(leaving) => return Ok(Joined::Out(leaving)),
             }
         }
+        Ok(Joined::Again)
     }
 
     /// All holds or none.
@@ -535,7 +564,7 @@ impl Acquire {
             .iter()
             .map(|lane| lane.wish.contender.stay(lane.tickets[0].key(), created))
             .collect();
-        // Once inside, a key stays inside as long as it stands, so each is waited for in turn.
+        let sessions = lanes.sessions();
         let mut places: Vec<_> = attached
             .iter()
             .zip(&lanes.0)
@@ -544,64 +573,75 @@ impl Acquire {
                 lane.tickets.iter().map(wait).collect::<Vec<_>>()
             })
             .collect();
-        for (at, place) in places.iter_mut().enumerate() {
-            let ticket = lanes.tickets().nth(at).map(|ticket| ticket.session().clone());
-            let Some(session) = ticket else { continue };
-            let mut orphan_since = None;
-            loop {
-                let elsewhere = race(session.stopped().cancelled(), core.clock.sleep(LOOK_AROUND));
-                match race(place.verdict(), race(self.leaving(), elsewhere)).await {
-                    Either::First(Verdict::Inside) => {
-                        self.hear();
-                        break;
-                    }
-                    Either::First(Verdict::Vanished) => {
-                        self.hear();
-                        drop(places);
-                        return self.start_over(lanes, created).await;
-                    }
-                    Either::First(Verdict::Blocked(key)) => {
-                        let error = self.lead().foreign_key(&key);
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Err(error);
-                    }
-                    Either::First(Verdict::Failed(error)) => {
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Err(error);
-                    }
-                    Either::Second(Either::First(leaving)) => {
-                        self.placed |= place.queue().is_loaded();
-                        drop(places);
-                        self.withdraw(lanes, created).await;
-                        return Ok(Turn::Out(leaving));
-                    }
-                    // The lease was lost with the place in the queue.
-                    Either::Second(Either::Second(Either::First(()))) => {
-                        drop(places);
-                        return self.start_over(lanes, created).await;
-                    }
-                    Either::Second(Either::Second(Either::Second(()))) => {}
+        // Once inside, a key stays inside as long as it stands, so each is waited for once.
+        let mut waiting: Vec<usize> = (0..places.len()).collect();
+        let mut orphan_since = None;
+        while !waiting.is_empty() {
+            let stopped = any_cancelled(sessions.iter().map(|session| session.stopped()));
+            let elsewhere = race(stopped, core.clock.sleep(LOOK_AROUND));
+            let told = next_told(&mut places, &waiting);
+            match race(told, race(self.leaving(), elsewhere)).await {
+                Either::First((at, Verdict::Inside)) => {
+                    self.hear();
+                    waiting.retain(|other| *other != at);
+                    continue;
                 }
-                let now = core.clock.now();
-                self.heard =
-                    self.heard.max(place.queue().heard_at()).max(session.last_counted_at());
-                let failed = if now >= self.silent_at() {
-                    Some(self.unreachable("etcd went silent while waiting"))
-                } else if let Some(key) = place.orphan_ahead() {
-                    let since = *orphan_since.get_or_insert(now);
-                    let given_up = now >= since + self.lead().session.0.ttl;
-                    given_up.then(|| self.lead().foreign_key(&key))
-                } else {
-                    orphan_since = None;
-                    None
-                };
-                if let Some(error) = failed {
+                Either::First((_, Verdict::Vanished)) => {
+                    self.hear();
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
+                Either::First((_, Verdict::Blocked(key))) => {
+                    let error = self.lead().foreign_key(&key);
                     drop(places);
                     self.withdraw(lanes, created).await;
                     return Err(error);
                 }
+                Either::First((_, Verdict::Failed(error))) => {
+                    drop(places);
+                    self.withdraw(lanes, created).await;
+                    return Err(error);
+                }
+                Either::Second(Either::First(leaving)) => {
+                    self.placed |= waiting.iter().any(|at| places[*at].queue().is_loaded());
+                    drop(places);
+                    self.withdraw(lanes, created).await;
+                    return Ok(Turn::Out(leaving));
+                }
+                // A lease was lost with the place in the queue.
+                Either::Second(Either::Second(Either::First(()))) => {
+                    drop(places);
+                    return self.start_over(lanes, created).await;
+                }
+                Either::Second(Either::Second(Either::Second(()))) => {}
+            }
+            // Those that are inside are not told any more when they go.
+            if waiting.len() < places.len() && !places.iter().all(|place| place.stands()) {
+                drop(places);
+                return self.start_over(lanes, created).await;
+            }
+            let now = core.clock.now();
+            let heard = places.iter().map(|place| place.queue().heard_at());
+            let counted = sessions.iter().map(|session| session.last_counted_at());
+            self.heard = heard.chain(counted).fold(self.heard, Instant::max);
+            let orphan = waiting.iter().find_map(|at| places[*at].orphan_ahead());
+            let misfit = waiting.iter().find_map(|at| lanes.misfit(*at, places[*at].count()));
+            let failed = if now >= self.silent_at() {
+                Some(self.unreachable("etcd went silent while waiting"))
+            } else if misfit.is_some() {
+                misfit
+            } else if let Some(key) = orphan {
+                let since = *orphan_since.get_or_insert(now);
+                let given_up = now >= since + self.lead().session.0.ttl;
+                given_up.then(|| self.lead().foreign_key(&key))
+            } else {
+                orphan_since = None;
+                None
+            };
+            if let Some(error) = failed {
+                drop(places);
+                self.withdraw(lanes, created).await;
+                return Err(error);
             }
         }
         // While the last was waited for, the first may have gone.
@@ -633,6 +673,7 @@ impl Acquire {
         let count = match read.count {
             Some(count) => {
                 contender.take_over(&super::layout::encode_count(count))?;
+                contender.check_fit(keys, count as usize)?;
                 count
             }
             // The enqueue writes it.
@@ -683,6 +724,28 @@ impl Acquire {
             }
         }
     }
+}
+
+/// Ready when one of them is cancelled.
+pub(super) async fn any_cancelled<'a>(tokens: impl Iterator<Item = &'a CancelToken>) {
+    let mut all: Vec<_> = tokens.map(|token| Box::pin(token.cancelled())).collect();
+    poll_fn(|context| {
+        let one = all.iter_mut().any(|token| token.as_mut().poll(context).is_ready());
+        if one { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// What the first of those that still wait is told, and which of the places it is.
+async fn next_told(places: &mut [Waiting<'_>], waiting: &[usize]) -> (usize, Verdict) {
+    poll_fn(|context| {
+        let told = waiting.iter().find_map(|at| match places[*at].poll_verdict(context) {
+            Poll::Ready(verdict) => Some((*at, verdict)),
+            Poll::Pending => None,
+        });
+        told.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 /// Whether all keys of the lane may be inside, from one full read.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Contender;
-use super::layout::decode_count;
-use super::requests;
+use super::layout::{decode_count, encode_count};
+use super::requests::{self, read_queue};
 use crate::client::call::Kind;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,6 +35,11 @@ impl Count {
         }
     }
 
+    /// Whether another count than the current one would be taken over.
+    fn is_agreed(&self) -> bool {
+        self.agreed.load(Ordering::Acquire) != NONE
+    }
+
     /// etcd has confirmed this count, or a resize is known to have set it.
     pub(crate) fn agree(&self, count: u32) {
         self.agreed.store(count, Ordering::Release);
@@ -42,7 +47,7 @@ impl Count {
 
     /// Takes in another count than the one asked for.
     fn found(&self, found: u32) -> bool {
-        if found != self.declared && self.agreed.load(Ordering::Acquire) == NONE {
+        if found != self.declared && !self.is_agreed() {
             return false;
         }
         self.agree(found);
@@ -62,6 +67,28 @@ impl Contender {
             Some(value) => self.take_over(&value),
             None => self.fix_count(until).await,
         }
+    }
+
+    /// Whether so many keys at once could ever be let in. A resize that this recipe has not
+    /// noticed yet is asked for first.
+    pub(crate) async fn check_keys(&self, op: &'static str, keys: usize) -> Result<()> {
+        let Some(count) = &self.count else { return Ok(()) };
+        if keys > count.current() as usize && count.is_agreed() {
+            let read = read_queue(&self.core, op, &self.layout).await?;
+            if let Some(found) = read.count {
+                self.take_over(&encode_count(found))?;
+            }
+        }
+        self.check_fit(keys, count.current() as usize)
+    }
+
+    /// Keys that can never be let in would stand in everybody's way.
+    pub(super) fn check_fit(&self, keys: usize, count: usize) -> Result<()> {
+        if keys <= count {
+            return Ok(());
+        }
+        let identity = self.recipe.identity();
+        Err(Error::invalid(format!("{identity}: {keys} permits at once, of {count} at most")))
     }
 
     pub(crate) fn take_over(&self, value: &[u8]) -> Result<()> {

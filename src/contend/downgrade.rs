@@ -19,8 +19,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Hold {
-    /// Stops excluding others. An error says that etcd has refused it, and then the hold excludes
-    /// as before, in a new epoch; or that the hold was lost, before or meanwhile.
+    /// Stops excluding others. An error says that etcd has refused it (the hold excludes as before,
+    /// in a new epoch), or that the hold is lost, maybe only known from the answer.
     pub(crate) fn downgrade(self: &Arc<Hold>) -> Result<()> {
         self.check_held()?;
         let value = self.contender().identity(ContenderMode::Read);
@@ -36,8 +36,8 @@ impl Hold {
         }
         let until = core.clock.now() + RELEASE_LIMIT.min(self.remaining());
         match core.block_shielded("downgrade", until, rewriting) {
-            Some(Err(refused)) => Err(refused),
-            Some(Ok(())) | None => self.check_held(),
+            Some(Err(refused)) if self.is_held() => Err(refused),
+            _ => self.check_held(),
         }
     }
 
@@ -74,6 +74,9 @@ async fn rewrite(hold: Arc<Hold>, value: Vec<u8>) -> Result<()> {
                         _ => None,
                     });
                     hold.judge(found.map(Found::from).as_ref()).await;
+                    if !hold.is_held() {
+                        break;
+                    }
                 }
                 return Ok(());
             }
@@ -85,7 +88,7 @@ async fn rewrite(hold: Arc<Hold>, value: Vec<u8>) -> Result<()> {
         }
         core.clock.sleep(PAUSE).await;
     }
-    Ok(())
+    Err(hold.lost_error())
 }
 
 fn refused(error: &Error) -> bool {

@@ -13,9 +13,10 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::Contender;
+use super::acquire::any_cancelled;
 use super::identity::ContenderMode;
 use super::leave::{Leaver, Left, leave_all};
-use super::set::{HoldSet, one_is_closed};
+use super::set::HoldSet;
 use crate::CancelToken;
 use crate::client::call::Kind;
 use crate::clock::Instant;
@@ -326,6 +327,10 @@ impl Hold {
 
     /// Another hold of the set was lost. This one would still stand, so its key is to go.
     pub(super) fn lose_with_set(&self) {
+        if !self.session.is_alive() {
+            // Lost by itself: its session tells it, with the reason.
+            return;
+        }
         if let Some(tickets) = self.lose_by(LossReason::SetLost, self.session.last_renewal()) {
             self.leave_in_background(tickets);
         }
@@ -394,7 +399,8 @@ impl Hold {
     }
 
     fn vanish(self: Arc<Hold>) {
-        if self.fall() {
+        // Not handed out yet, it never is.
+        if !self.moved(PENDING, ENDED) && self.fall() {
             self.contender.core.clone().runtime.spawn(self.tell_why());
         }
     }
@@ -564,16 +570,25 @@ pub(super) fn verify(holds: Vec<Arc<Hold>>) -> Result<bool> {
     if !all_stand(&holds)? {
         return Ok(false);
     }
-    first.contender.core.block_on("guard.verify", Some(&first.contender.recipe), async move {
+    let (core, recipe) = (&first.contender.core, Some(&*first.contender.recipe));
+    let asked = holds.clone();
+    let verified = core.block_on("guard.verify", recipe, async move {
         let asking = async {
-            for hold in &holds {
+            for hold in &asked {
                 hold.read_keys("verify").await?;
             }
             Ok(())
         };
-        unless_closed(&holds, asking).await?;
-        Ok(holds.iter().all(|hold| hold.is_held()))
-    })
+        unless_closed(&asked, asking).await?;
+        Ok(asked.iter().all(|hold| hold.is_held()))
+    });
+    match verified {
+        // It may be this very loss that interrupts, and that is the answer.
+        Err(error) if error.is_interrupted() && holds.iter().any(|hold| hold.is_lost()) => {
+            Ok(false)
+        }
+        verified => verified,
+    }
 }
 
 /// Asks for several holds, until the recipe of one is closed. Of a single one the caller hears by
@@ -585,10 +600,13 @@ async fn unless_closed<T>(
     if holds.len() == 1 {
         return asking.await;
     }
-    let recipes: Vec<_> = holds.iter().map(|hold| hold.contender.recipe.clone()).collect();
-    match race(asking, one_is_closed(&recipes)).await {
+    let closings = holds.iter().map(|hold| hold.contender.recipe.closed());
+    match race(asking, any_cancelled(closings)).await {
         Either::First(answer) => answer,
-        Either::Second(closed) => Err(closed),
+        Either::Second(()) => {
+            holds.iter().try_for_each(|hold| hold.contender.recipe.check_open())?;
+            Err(Error::internal("a recipe that was closed is open"))
+        }
     }
 }
 
@@ -601,10 +619,10 @@ impl Tenant for Hold {
         }
     }
 
-    fn probed(&self, found: Option<&etcd_client::KeyValue>) {
-        // The lease was renewed just before.
+    fn probed(self: Arc<Hold>, found: Option<&etcd_client::KeyValue>) {
+        // The lease was renewed just before, but may have ended since.
         if !self.is_ours(found.map(Found::from).as_ref()) {
-            self.lose_key(LossReason::KeyDeleted);
+            self.vanish();
         }
     }
 

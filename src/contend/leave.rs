@@ -7,6 +7,7 @@ use super::Contender;
 use super::requests::{self, MAX_OPERATIONS};
 use crate::client::call::Kind;
 use crate::client::core::Core;
+use crate::error::Result;
 use crate::lease::Ticket;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -31,29 +32,34 @@ pub(crate) struct Leaver {
 /// any of them had gone already.
 pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Left {
     let keys: usize = leavers.iter().map(|leaver| leaver.tickets.len()).sum();
+    // An earlier try may have deleted the keys although its answer was lost.
     let mut maybe_deleted = false;
     if keys > 1 && keys + leavers.len() <= MAX_OPERATIONS {
         match together(&leavers, create_revision).await {
-            Together::Deleted => {
+            Ok(true) => {
                 leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
                 return Left::Deleted;
             }
-            Together::NotAll => {}
-            Together::Unknown => maybe_deleted = true,
+            Ok(false) => {}
+            Err(error) => maybe_deleted = error.is_ambiguous(),
         }
     }
-    let one_by_one = leavers.into_iter().flat_map(|Leaver { contender, tickets }| {
-        let one = move |ticket| leave(contender.clone(), ticket, create_revision, maybe_deleted);
-        tickets.into_iter().map(one)
-    });
-    if keys == 1 {
+    let one_by_one: Vec<_> = leavers
+        .into_iter()
+        .flat_map(|Leaver { contender, tickets }| {
+            let one =
+                move |ticket| leave(contender.clone(), ticket, create_revision, maybe_deleted);
+            tickets.into_iter().map(one)
+        })
+        .collect();
+    if let [_] = one_by_one.as_slice() {
         let mut left = Left::Deleted;
         for leaving in one_by_one {
             left = leaving.await;
         }
         return left;
     }
-    let tasks: Vec<_> = one_by_one.map(tokio::spawn).collect();
+    let tasks: Vec<_> = one_by_one.into_iter().map(tokio::spawn).collect();
     let mut left = Left::Deleted;
     for task in tasks {
         if !matches!(task.await, Ok(Left::Deleted)) {
@@ -63,18 +69,9 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
     left
 }
 
-/// What became of the try at all of them at once.
-enum Together {
-    Deleted,
-    /// One of them is gone, or etcd has refused it: the others are still there.
-    NotAll,
-    /// No answer.
-    Unknown,
-}
-
 /// One try at all of them at once; what it could not do is left to the tries at each.
-async fn together(leavers: &[Leaver], create_revision: i64) -> Together {
-    let Some(first) = leavers.first() else { return Together::Deleted };
+async fn together(leavers: &[Leaver], create_revision: i64) -> Result<bool> {
+    let Some(first) = leavers.first() else { return Ok(true) };
     let core = &first.contender.core;
     let keys: Vec<_> = leavers
         .iter()
@@ -85,21 +82,16 @@ async fn together(leavers: &[Leaver], create_revision: i64) -> Together {
         .collect();
     let txn = requests::leave(&keys, create_revision);
     let until = core.clock.now() + LEAVE_LIMIT;
-    match core.txn("release", first.tickets[0].key(), Kind::Write, txn, until).await {
-        Ok(response) => {
-            tell_heads(core, leavers.iter().map(|leaver| &leaver.contender), &response);
-            if response.succeeded() { Together::Deleted } else { Together::NotAll }
-        }
-        Err(error) if error.is_ambiguous() => Together::Unknown,
-        Err(_) => Together::NotAll,
-    }
+    let key = first.tickets[0].key();
+    let response = core.txn("release", key, Kind::Write, txn, until).await?;
+    tell_heads(core, leavers.iter().map(|leaver| &leaver.contender), &response);
+    Ok(response.succeeded())
 }
 
 /// Takes one key out.
 ///
 /// The key was seen, so "absent" is decisive here: an answer, any answer, closes the attempt.
-///
-/// `maybe_deleted`: an earlier try may have deleted the key although its answer was lost.
+/// `maybe_deleted` says that an earlier try may have deleted it although its answer was lost.
 async fn leave(
     contender: Arc<Contender>,
     ticket: Ticket,

@@ -142,6 +142,11 @@ impl Mirror {
         admitted(self.layout.rule(), self.count, self.line.values())
     }
 
+    /// How many may be inside, where that is counted.
+    pub(crate) fn count(&self) -> Option<usize> {
+        (self.layout.rule() == Rule::Counted && self.count > 0).then_some(self.count)
+    }
+
     /// Whether anybody stands here whose key would stay for ever.
     pub(crate) fn has_leaseless(&self) -> bool {
         self.leaseless > 0

@@ -6,7 +6,9 @@
 //! the watch that sees a late key of ours and takes it away.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use etcd_client::GetOptions;
@@ -168,9 +170,9 @@ impl Waiting<'_> {
     }
 
     /// Told once; not to be asked again after that.
-    pub(crate) async fn verdict(&mut self) -> Verdict {
-        let gone = || Verdict::Failed(Error::closed("the client"));
-        (&mut self.verdict).await.unwrap_or_else(|_| gone())
+    pub(crate) fn poll_verdict(&mut self, context: &mut Context<'_>) -> Poll<Verdict> {
+        let gone = |_| Verdict::Failed(Error::closed("the client"));
+        Pin::new(&mut self.verdict).poll(context).map(|told| told.unwrap_or_else(gone))
     }
 }
 
@@ -178,6 +180,13 @@ impl Waiting<'_> {
     /// Whether its key is still there.
     pub(crate) fn stands(&self) -> bool {
         self.turn() != Turn::Vanished
+    }
+
+    /// How many its path lets in now, where they are counted.
+    pub(crate) fn count(&self) -> Option<usize> {
+        let state = self.queue.state.lock();
+        let turn = state.mirror.turn(&self.key, self.create_revision);
+        (turn != Turn::TooEarly).then(|| state.mirror.count()).flatten()
     }
 
     /// A contender's key in the way that a stranger wrote over, so that it has no lease. Its

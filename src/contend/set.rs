@@ -1,15 +1,12 @@
 //! Holds on several paths that stand and fall together.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use super::hold::{Hold, RELEASE_LIMIT, verify};
 use super::leave::{Left, leave_all};
 use crate::CancelToken;
-use crate::error::{Error, Result};
-use crate::recipe::RecipeCore;
+use crate::error::Result;
 
 pub(crate) struct HoldSet {
     /// Never empty; in the order of their paths.
@@ -82,16 +79,4 @@ impl HoldSet {
         let left = core.block_shielded("release", until, async move { Ok(leaving.await) });
         all && !matches!(left, Some(Ok(Left::Gone)))
     }
-}
-
-/// Ready when one of the recipes is closed, with what its callers are to be told.
-pub(super) async fn one_is_closed(recipes: &[Arc<RecipeCore>]) -> Error {
-    let closing = |recipe: &Arc<RecipeCore>| recipe.closed().clone();
-    let tokens: Vec<_> = recipes.iter().map(closing).collect();
-    let mut closings: Vec<_> = tokens.iter().map(|token| Box::pin(token.cancelled())).collect();
-    poll_fn(|context| {
-        let at = closings.iter_mut().position(|one| one.as_mut().poll(context).is_ready());
-        at.map_or(Poll::Pending, |at| Poll::Ready(Error::closed(recipes[at].identity())))
-    })
-    .await
 }

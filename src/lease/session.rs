@@ -35,7 +35,7 @@ pub(crate) trait Tenant: Send + Sync {
     fn lose(&self, reason: LossReason, last_renewal: SystemTime);
 
     /// A linearizable read of the hold's key, made to prove a renewal.
-    fn probed(&self, found: Option<&etcd_client::KeyValue>);
+    fn probed(self: Arc<Self>, found: Option<&etcd_client::KeyValue>);
 
     /// Whose hold it is.
     fn recipe(&self) -> &Arc<RecipeCore>;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::guard::guard_methods;
 use super::semaphore::Semaphore;
 use super::view::{SharedHold, View};
+use crate::cancel::ScopeStay;
 use crate::contend::Hold as HoldCore;
 
 /// One permit of a semaphore, or several that were taken at once; given back when dropped.
@@ -20,11 +21,15 @@ pub struct Permit {
     semaphore: Semaphore,
     view: View,
     done: bool,
+    /// The hold's scope on the thread that acquired it, where its loss interrupts.
+    scope: Option<ScopeStay>,
 }
 
 impl Permit {
     pub(super) fn new(semaphore: Semaphore, hold: Arc<HoldCore>) -> Permit {
-        Permit { semaphore, view: View::shared(hold), done: false }
+        let interrupt = semaphore.base().interrupt_on_loss;
+        let scope = interrupt.then(|| hold.cancel_token().enter_until_over());
+        Permit { semaphore, view: View::shared(hold), done: false, scope }
     }
 
     pub(super) fn view(&self) -> &View {
@@ -48,6 +53,11 @@ impl Permit {
     /// away back within 2 s (the rest is done in the background).
     pub fn release(mut self) -> bool {
         self.done = true;
+        self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        drop(self.scope.take());
         self.semaphore.base().release(&self.view.hold)
     }
 }
@@ -55,7 +65,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if !self.done {
-            self.semaphore.base().release(&self.view.hold);
+            self.end();
         }
     }
 }

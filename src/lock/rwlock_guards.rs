@@ -93,14 +93,13 @@ macro_rules! thread_guard {
                 match self.held.leave($side) {
                     Leave::Inner => stood,
                     Leave::LastWriter => {
-                        if let Err(refused) = hold.downgrade() {
-                            if !hold.is_held() {
-                                return false;
-                            }
+                        if let Err(refused) = hold.downgrade()
+                            && hold.is_held()
+                        {
                             // Then the readers who are left keep others out, as a writer would.
                             self.lock.base().recipe().record_error(refused);
                         }
-                        stood
+                        stood && hold.is_held()
                     }
                     Leave::Last => self.lock.base().release(hold),
                 }

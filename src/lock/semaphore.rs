@@ -99,6 +99,15 @@ pub struct SemaphoreBuilder {
 lock_options!(SemaphoreBuilder);
 
 impl SemaphoreBuilder {
+    /// Whether the blocking calls of this library on the thread that acquired a permit return
+    /// `Interrupted` once the permit is lost, until it is released or dropped, by whichever
+    /// thread. Default: `false`, since a holder is in the middle of its own code: it is told, and
+    /// decides. A thread that the permit was sent to is never interrupted by it.
+    pub fn interrupt_on_permit_loss(mut self, interrupt: bool) -> Self {
+        self.options.interrupt_on_loss = interrupt;
+        self
+    }
+
     /// Checks the options. No I/O.
     ///
     /// # Errors
@@ -182,11 +191,12 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Semaphore::acquire); `InvalidArgument` for none, for more than the semaphore
-    /// has, and for more than 100.
+    /// As [`acquire`](Semaphore::acquire); `InvalidArgument` for none, for more than 100, and for
+    /// more than the semaphore has, also when it is made smaller than that during the wait.
     pub fn acquire_many(&self, permits: u32) -> Result<Permit> {
-        let keys = self.checked(permits)?;
-        Ok(self.permit(self.base.acquire("semaphore.acquire_many", PermitMode, keys)?))
+        let op = "semaphore.acquire_many";
+        let keys = self.checked(op, permits)?;
+        Ok(self.permit(self.base.acquire(op, PermitMode, keys)?))
     }
 
     /// Takes so many permits at once if they are free and nobody waits for them.
@@ -195,8 +205,9 @@ impl Semaphore {
     ///
     /// As [`try_acquire`](Semaphore::try_acquire) and [`acquire_many`](Semaphore::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<Permit>> {
-        let keys = self.checked(permits)?;
-        let hold = self.base.try_acquire("semaphore.try_acquire_many", PermitMode, keys)?;
+        let op = "semaphore.try_acquire_many";
+        let keys = self.checked(op, permits)?;
+        let hold = self.base.try_acquire(op, PermitMode, keys)?;
         Ok(hold.map(|hold| self.permit(hold)))
     }
 
@@ -207,8 +218,8 @@ impl Semaphore {
     /// As [`try_acquire_for`](Semaphore::try_acquire_for) and
     /// [`acquire_many`](Semaphore::acquire_many).
     pub fn try_acquire_many_for(&self, permits: u32, limit: Duration) -> Result<Option<Permit>> {
-        let keys = self.checked(permits)?;
         let op = "semaphore.try_acquire_many_for";
+        let keys = self.checked(op, permits)?;
         let hold = self.base.acquire_for(op, PermitMode, keys, limit)?;
         Ok(hold.map(|hold| self.permit(hold)))
     }
@@ -243,15 +254,21 @@ impl Semaphore {
         self.base.contender.count.as_ref()
     }
 
-    fn checked(&self, permits: u32) -> Result<usize> {
-        let most = self.known().min(MOST_AT_ONCE);
-        if permits == 0 || permits > most {
+    fn checked(&self, op: &'static str, permits: u32) -> Result<usize> {
+        if permits == 0 || permits > MOST_AT_ONCE {
             let identity = self.base.recipe().identity();
             return Err(Error::invalid(format!(
-                "{identity}: {permits} permits at once, of {most} at most"
+                "{identity}: {permits} permits at once, of 1 to {MOST_AT_ONCE}"
             )));
         }
-        Ok(permits as usize)
+        let keys = permits as usize;
+        if permits > self.known() {
+            let contender = self.base.contender.clone();
+            let recipe = Some(self.base.recipe());
+            let check = async move { contender.check_keys(op, keys).await };
+            self.base.core().block_on(op, recipe, check)?;
+        }
+        Ok(keys)
     }
 
     // ----- looking ----------------------------------------------------------------------------

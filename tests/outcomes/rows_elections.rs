@@ -182,17 +182,18 @@ const PROCLAIM: Cells = Cells {
 // ----- how the calls are made ---------------------------------------------------------------------
 
 /// The client has a connection and a session before a candidate is made.
-fn warmed_up(stage: &Stage<'_>) {
-    drop(stage.mutex());
+fn warmed_up(stage: &Stage<'_>, ttl: Duration) {
+    drop(stage.mutex_with(&stage.client, ttl));
 }
 
 fn selector(
     stage: &Stage<'_>,
+    ttl: Duration,
     lead: impl Fn(&LeadershipTerm) -> Result<(), Error> + Send + Sync + 'static,
 ) -> LeaderSelector {
-    warmed_up(stage);
+    warmed_up(stage, ttl);
     LeaderSelector::builder(&stage.client, stage.path.as_str())
-        .ttl(stage.lock_ttl())
+        .ttl(ttl)
         .on_lead(move |term| Ok(lead(term)?))
         .build()
         .unwrap()
@@ -201,7 +202,7 @@ fn selector(
 /// A selector that leads until it is told not to.
 fn leading(stage: &Stage<'_>) -> (LeaderSelector, LeadershipTerm) {
     let (tell, told) = channel();
-    let selector = selector(stage, move |term| {
+    let selector = selector(stage, stage.lock_ttl(), move |term| {
         tell.send(term.clone()).unwrap();
         term.wait_until_finished()
     });
@@ -216,7 +217,8 @@ fn begins_with_the_call(stage: &Stage<'_>) -> bool {
 }
 
 fn campaign(stage: &Stage<'_>) {
-    let selector = selector(stage, LeadershipTerm::wait_until_finished);
+    // It asks for a lease anew while etcd is silent: one that comes late goes with its TTL.
+    let selector = selector(stage, stage.ttl(), LeadershipTerm::wait_until_finished);
     stage.rival();
     stage.call(Waits::InQueue, &|| drop(selector.close()), || {
         let end = Instant::now() + LOOKS_ON;
@@ -239,7 +241,7 @@ fn campaign(stage: &Stage<'_>) {
 }
 
 fn selector_waiting(stage: &Stage<'_>, waits: Waits, wait: impl FnOnce(&LeaderSelector) -> String) {
-    let selector = selector(stage, |_| Ok(()));
+    let selector = selector(stage, stage.lock_ttl(), |_| Ok(()));
     stage.rival();
     let late = begins_with_the_call(stage);
     if !late {
@@ -289,7 +291,7 @@ fn drop_selector(stage: &Stage<'_>) {
 }
 
 fn latch(stage: &Stage<'_>) -> LeaderLatch {
-    warmed_up(stage);
+    warmed_up(stage, stage.lock_ttl());
     LeaderLatch::builder(&stage.client, stage.path.as_str()).ttl(stage.lock_ttl()).build().unwrap()
 }
 

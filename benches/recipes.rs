@@ -1,0 +1,98 @@
+//! Speed, as a ratio: each figure stands beside the same protocol written in raw etcd-client,
+//! measured in the same run, in turns.
+//!
+//! ```text
+//! make bench
+//! cargo bench --features testing -- [--pairs 15] [--millis 400] [NAME ..]
+//! ```
+//!
+//! `NAME` selects the scenes whose names contain it. Results are printed, and written to
+//! `target/bench/` as JSON and as a chart.
+
+#![allow(missing_docs, reason = "a bench has no callers")]
+
+#[path = "recipes/floor.rs"]
+mod floor;
+#[path = "recipes/measure.rs"]
+mod measure;
+#[path = "recipes/report.rs"]
+mod report;
+#[path = "recipes/scenes.rs"]
+mod scenes;
+#[path = "recipes/single.rs"]
+mod single;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::measure::Outcome;
+
+struct Options {
+    pairs: usize,
+    length: Duration,
+    names: Vec<String>,
+}
+
+impl Options {
+    /// Cargo adds `--bench`.
+    fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
+        let mut options =
+            Options { pairs: 15, length: Duration::from_millis(400), names: Vec::new() };
+        let mut args = args.filter(|arg| arg != "--bench");
+        while let Some(arg) = args.next() {
+            let mut number = || {
+                let given = args.next().ok_or(format!("{arg} needs a number"))?;
+                given.parse::<u64>().map_err(|error| format!("{arg} {given}: {error}"))
+            };
+            match arg.as_str() {
+                "--pairs" => options.pairs = usize::try_from(number()?).unwrap_or(1).max(1),
+                "--millis" => options.length = Duration::from_millis(number()?),
+                name if name.starts_with("--") => return Err(format!("unknown option {name}")),
+                name => options.names.push(name.to_owned()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn selects(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()))
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    report::heading();
+    let mut pairs = Vec::new();
+    for scene in scenes::all() {
+        if options.selects(&scene.name) {
+            let figure = measure::pairs(&scene, options.pairs, options.length)?;
+            report::line(&figure);
+            pairs.push(figure);
+        }
+    }
+    let mut singles = Vec::new();
+    for scene in single::all() {
+        if options.selects(scene.name) {
+            let figure = (scene.run)()?;
+            report::single(scene.name, &figure);
+            singles.push((scene.name, figure));
+        }
+    }
+    report::write(&pairs, &singles)
+}
