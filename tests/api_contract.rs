@@ -678,6 +678,7 @@ fn the_semaphore() {
     let semaphore: Semaphore = builder
         .ttl(SECOND * 5)
         .client_id("host-7")
+        .interrupt_on_permit_loss(false)
         .resilience(LeaseResilience::new())
         .build()
         .unwrap();
