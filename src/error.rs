@@ -54,6 +54,8 @@ pub enum ErrorKind {
     },
     /// etcd refused the request for a reason of its own; the message is etcd's.
     Rejected,
+    /// The holder whose release was asked for has not taken the request up in time.
+    NotAcknowledged,
     /// The owner's `establish` hook said no, failed or panicked.
     NotEstablished,
     /// A [`Codec`](crate::Codec) could not encode a value, or decode what it found.

@@ -79,6 +79,7 @@ pub mod codec;
 mod contend;
 pub mod election;
 mod error;
+pub mod fence;
 mod fork;
 pub mod lease;
 pub mod lock;
@@ -109,12 +110,13 @@ pub use election::{
     SelectorState,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use fence::{FenceGate, FencingToken, StoredFenceGate};
 pub use lease::{Lease, LeaseEvent, LeaseListener, Loss, LossReason, SelfHealingKeepAlive};
 pub use lock::{
-    Contender, ContenderMode, FencedTxn, Hold, LossListener, MultiLock, MultiLockGuard, Mutex,
-    MutexBuilder, MutexGuard, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Permit,
-    RwLock, RwLockBuilder, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphoreBuilder,
-    SharedHold,
+    Contender, ContenderMode, FencedTxn, Force, Hold, LossListener, MultiLock, MultiLockGuard,
+    Mutex, MutexBuilder, MutexGuard, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard,
+    Permit, QueueProgress, ReleaseRequest, RwLock, RwLockBuilder, RwLockReadGuard,
+    RwLockWriteGuard, Semaphore, SemaphoreBuilder, SharedHold,
 };
 pub use presence::{TransientBuilder, TransientKeyValue};
 pub use recipe::{ConnectionState, ErrorEvent, ListenerId, Recipe, Subscription};

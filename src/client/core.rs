@@ -14,7 +14,7 @@ use super::member::Member;
 use super::runtime::{Abandon, Runtime, Slot};
 use crate::cancel::{self, CancelToken};
 use crate::clock::{Clock, Instant};
-use crate::contend::{OwnKeys, Queues};
+use crate::contend::{Ages, Queues};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork;
 use crate::lease::SessionPool;
@@ -66,7 +66,8 @@ pub(crate) struct Core {
     pub(super) highest_term: AtomicU64,
     pub(crate) sessions: SessionPool,
     pub(crate) queues: Queues,
-    pub(crate) own_keys: OwnKeys,
+    /// The holds that have not lasted yet.
+    pub(crate) young: Arc<Ages>,
     pub(crate) watches: Hub,
     /// Places for heals: however many leases die at once, this many are mended at a time.
     pub(crate) heals: tokio::sync::Semaphore,
@@ -94,7 +95,7 @@ impl Core {
             highest_term: AtomicU64::new(0),
             sessions: SessionPool::default(),
             queues: Queues::default(),
-            own_keys: OwnKeys::new(weak.clone()),
+            young: Ages::lasting(&config.clock),
             watches: Hub::new(weak.clone()),
             heals: tokio::sync::Semaphore::new(HEALS_IN_FLIGHT),
             user_code: Healer::new(

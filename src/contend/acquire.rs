@@ -14,10 +14,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::Contender;
+use super::ages::LASTING;
 use super::hold::Hold;
 use super::identity::ContenderMode;
+use super::inbox::Inbox;
 use super::leave::{Leaver, leave_all};
-use super::queue::{Verdict, Waiting};
+use super::queue::{Attached, Verdict, Waiting};
 use super::requests::{self, Enqueued, Part, Place, Tried};
 use crate::cancel::CancelToken;
 use crate::client::call::Kind;
@@ -559,11 +561,11 @@ impl Acquire {
             .iter()
             .map(|lane| core.queues.attach(&core, &lane.wish.contender.layout))
             .collect();
-        let _stays: Vec<_> = lanes
-            .0
-            .iter()
-            .map(|lane| lane.wish.contender.stay(lane.tickets[0].key(), created))
-            .collect();
+        let stay = |(attached, lane): (&Attached, &Lane)| {
+            lane.wish.contender.stay(attached.queue(), lane.tickets[0].key(), created)
+        };
+        let _stays: Vec<_> = attached.iter().zip(&lanes.0).map(stay).collect();
+        let begun = core.clock.now();
         let sessions = lanes.sessions();
         let mut places: Vec<_> = attached
             .iter()
@@ -621,6 +623,9 @@ impl Acquire {
                 return self.start_over(lanes, created).await;
             }
             let now = core.clock.now();
+            if now >= begun + LASTING {
+                sessions.iter().for_each(|session| Inbox::open(session, created));
+            }
             let heard = places.iter().map(|place| place.queue().heard_at());
             let counted = sessions.iter().map(|session| session.last_counted_at());
             self.heard = heard.chain(counted).fold(self.heard, Instant::max);

@@ -15,10 +15,12 @@ use parking_lot::Mutex;
 use super::Contender;
 use super::acquire::any_cancelled;
 use super::identity::ContenderMode;
+use super::inbox::Inbox;
 use super::leave::{Leaver, Left, leave_all};
 use super::set::HoldSet;
 use crate::CancelToken;
 use crate::client::call::Kind;
+use crate::client::core::BoxFuture;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
@@ -61,7 +63,11 @@ pub(crate) struct Hold {
     own_key_watches: Mutex<Vec<Watching>>,
     /// The set it is part of, if it is.
     set: OnceLock<Weak<HoldSet>>,
+    /// Cancelled when the code that runs under its protection has ended, where that is known.
+    work: OnceLock<CancelToken>,
     pub(super) acquired: Instant,
+    /// When it ends although its holder lives.
+    until: Option<Instant>,
     _counted: whitebox::GaugeGuard<'static>,
 }
 
@@ -75,6 +81,7 @@ impl Hold {
         create_revision: i64,
     ) -> Option<Arc<Hold>> {
         let session = tickets.first()?.session().clone();
+        let acquired = contender.core.clock.now();
         let hold = Arc::new(Hold {
             contender: contender.clone(),
             keys: tickets.iter().map(|ticket| ticket.key().to_vec()).collect(),
@@ -90,13 +97,21 @@ impl Hold {
             left: CancelToken::new(),
             own_key_watches: Mutex::new(Vec::new()),
             set: OnceLock::new(),
-            acquired: contender.core.clock.now(),
+            work: OnceLock::new(),
+            acquired,
+            until: contender.max_hold.as_ref().map(|(limit, _)| acquired + *limit),
             _counted: whitebox::HOLDS.enter(),
             session,
         });
+        let mut wanted = true;
         for ticket in &tickets {
             let weak: Weak<dyn Tenant> = Arc::<Hold>::downgrade(&hold);
-            ticket.install(weak);
+            wanted &= ticket.install(weak);
+        }
+        if !wanted && hold.moved(PENDING, ENDED) {
+            // Released by force while it waited: its keys are about to go.
+            hold.leave_in_background(tickets);
+            return None;
         }
         *hold.tickets.lock() = tickets;
         // The deadline may have passed while the answer was on its way. Asked after the session
@@ -106,7 +121,10 @@ impl Hold {
             hold.take_tickets().into_iter().for_each(Ticket::settle);
             return None;
         }
-        contender.core.own_keys.add(&hold);
+        contender.core.young.add(&hold, &contender.core);
+        if let Some((_, overdue)) = &contender.max_hold {
+            overdue.add(&hold, &contender.core);
+        }
         contender.remember_hold(&hold);
         if contender.recipe.closed().is_cancelled() {
             // The close may have looked for holds before this one was there to be found.
@@ -127,6 +145,12 @@ impl Hold {
     /// From now on the hold is lost with any other of the set.
     pub(super) fn join(&self, set: &Arc<HoldSet>) {
         let _ = self.set.set(Arc::downgrade(set));
+    }
+
+    /// Code that ends with `work` runs under this hold: a close of the client waits for it, within
+    /// its bound, and gives the key back after it or not at all.
+    pub(crate) fn protect(&self, work: &CancelToken) {
+        let _ = self.work.set(work.clone());
     }
 
     /// The key, or the first of several.
@@ -153,6 +177,20 @@ impl Hold {
         !self.contender.core.is_forked()
             && self.state.load(Ordering::Acquire) == HELD
             && self.session.is_alive()
+            && !self.is_overdue()
+    }
+
+    /// Whether it has lasted as long as it may; whoever finds that ends it.
+    fn is_overdue(&self) -> bool {
+        let now = || self.contender.core.clock.now();
+        let overdue = self.until.is_some_and(|until| now() >= until);
+        if overdue
+            && let Some(tickets) =
+                self.lose_by(LossReason::MaxHoldExceeded, self.session.last_renewal())
+        {
+            self.leave_in_background(tickets);
+        }
+        overdue
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -169,7 +207,12 @@ impl Hold {
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        if self.is_held() { self.session.remaining() } else { Duration::ZERO }
+        if !self.is_held() {
+            return Duration::ZERO;
+        }
+        let left = self.session.remaining();
+        let now = self.contender.core.clock.now();
+        self.until.map_or(left, |until| left.min(until.saturating_since(now)))
     }
 
     pub(crate) fn token(&self) -> i64 {
@@ -464,8 +507,9 @@ impl Hold {
 
     // ----- the watch on the own key -----------------------------------------------------------
 
-    /// Watches the own keys from now on, for a hold that lasts.
-    pub(super) fn watch_own_key(self: &Arc<Hold>) {
+    /// From now on the own keys are watched, and others can ask for it.
+    pub(super) fn has_lasted(self: &Arc<Hold>) {
+        Inbox::open(&self.session, self.create_revision);
         let core = &self.contender.core;
         let watch = |key: &Vec<u8>| {
             let spec = Spec {
@@ -626,8 +670,28 @@ impl Tenant for Hold {
         }
     }
 
+    fn asked(&self, from: String) {
+        if self.is_held() {
+            let Contender { recipe, requests, .. } = &*self.contender;
+            requests.tell(recipe, self.create_revision, from);
+        }
+    }
+
+    fn forced(self: Arc<Self>) -> BoxFuture<()> {
+        Box::pin(async move {
+            let lost = self.lose_by(LossReason::KeyDeleted, self.session.last_renewal());
+            if let Some(tickets) = lost {
+                self.leaving(tickets).await;
+            }
+        })
+    }
+
     fn recipe(&self) -> &Arc<RecipeCore> {
         &self.contender.recipe
+    }
+
+    fn work(&self) -> Option<CancelToken> {
+        self.work.get().cloned()
     }
 }
 

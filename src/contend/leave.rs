@@ -129,7 +129,7 @@ async fn leave(
 }
 
 /// Whoever of this process an answer shows in front need not wait for the watch to say so.
-fn tell_heads<'a>(
+pub(super) fn tell_heads<'a>(
     core: &Core,
     contenders: impl IntoIterator<Item = &'a Arc<Contender>>,
     response: &etcd_client::TxnResponse,

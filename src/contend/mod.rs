@@ -2,15 +2,17 @@
 //! elections are rules over this one mechanism, so that a fix here is a fix everywhere.
 
 mod acquire;
+pub(crate) mod administer;
+mod ages;
 mod count;
 mod downgrade;
 mod hold;
 mod identity;
+mod inbox;
 mod layout;
 mod leave;
 mod losses;
 mod mirror;
-mod own_keys;
 mod places;
 mod queue;
 mod requests;
@@ -18,6 +20,7 @@ mod set;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -27,15 +30,18 @@ use crate::lease::{SessionKey, Ticket};
 use crate::recipe::RecipeCore;
 
 pub(crate) use acquire::{Acquired, Wish, acquire, try_acquire};
+pub(crate) use ages::Ages;
 pub(crate) use count::Count;
 pub(crate) use hold::{Hold, guarded};
 pub use identity::{Contender as ContenderInfo, ContenderMode};
+pub use inbox::ReleaseRequest;
+pub(crate) use inbox::{Inbox, Requests, Wanted};
 use layout::Rule;
 pub(crate) use layout::{Layout, Standing, decode_count, encode_count};
 pub(crate) use losses::Losses;
 pub(crate) use mirror::{Gone, Mirror};
-pub(crate) use own_keys::OwnKeys;
 pub(crate) use places::Places;
+pub use places::QueueProgress;
 pub(crate) use queue::Queues;
 pub(crate) use requests::read_queue;
 pub(crate) use set::HoldSet;
@@ -48,8 +54,11 @@ pub(crate) struct Contender {
     pub(crate) session: SessionKey,
     /// How many may be inside, where that is counted.
     pub(crate) count: Option<Count>,
+    /// How long a hold may last, if that is limited, and the holds that have not lasted so long.
+    max_hold: Option<(Duration, Arc<Ages>)>,
     pub(crate) losses: Losses,
     pub(crate) places: Places,
+    pub(crate) requests: Requests,
     /// The holds that stand, for the recipe's close.
     holds: Mutex<HashMap<usize, Weak<Hold>>>,
 }
@@ -61,22 +70,31 @@ impl Contender {
         layout: Layout,
         count: Option<Count>,
         session: SessionKey,
+        max_hold: Option<Duration>,
     ) -> Arc<Contender> {
         let losses = Losses::new(&recipe);
+        let overdue = |hold: &Arc<Hold>| {
+            hold.is_held();
+        };
+        let max_hold = max_hold.map(|limit| (limit, Ages::new(limit, overdue, &core.clock)));
         let contender = Arc::new(Contender {
             core,
             recipe,
             layout,
             session,
             count,
+            max_hold,
             losses,
             places: Places::default(),
+            requests: Requests::default(),
             holds: Mutex::default(),
         });
         let weak = Arc::downgrade(&contender);
         contender.recipe.at_end(move || {
             if let Some(contender) = weak.upgrade() {
                 contender.losses.close();
+                contender.places.close();
+                contender.requests.close();
             }
         });
         contender

@@ -15,12 +15,15 @@ use etcd_client::GetOptions;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use super::Contender;
 use super::layout::Layout;
 use super::mirror::{Gone, Mirror, Turn};
+use super::places::QueueProgress;
 use super::requests;
 use crate::client::core::Core;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::recipe::Listener;
 use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
 use crate::whitebox;
 
@@ -66,6 +69,8 @@ struct State {
     failed: Option<Error>,
     /// By their keys, of which no two are the same.
     waiters: HashMap<Vec<u8>, Waiter>,
+    /// Recipes of whose waits somebody wants to hear.
+    onlookers: Vec<Weak<Contender>>,
     users: usize,
     idle_since: Instant,
     heard: Instant,
@@ -221,6 +226,7 @@ impl PathQueue {
                 proven: false,
                 failed: None,
                 waiters: HashMap::new(),
+                onlookers: Vec::new(),
                 users: 0,
                 idle_since: now,
                 heard: now,
@@ -251,7 +257,31 @@ impl PathQueue {
     /// A release's answer named the head of the queue. If that is a waiter of this process, it
     /// holds from now on: no watch is needed for a neighbour.
     pub(crate) fn head_seen(&self, key: &[u8], create_revision: i64) {
-        self.state.lock().tell(key, create_revision, Verdict::Inside);
+        let told;
+        {
+            let mut state = self.state.lock();
+            state.tell(key, create_revision, Verdict::Inside);
+            let is_this = |other: &[u8], created| other == key && created == create_revision;
+            told = state.tell_progress(|_, key, created| is_this(key, created).then_some(0));
+        }
+        drop(told);
+    }
+
+    /// Tells this recipe of the places of its waits, from now on; a newcomer among its listeners
+    /// hears also what the others know.
+    pub(super) fn look_on(
+        &self,
+        contender: &Arc<Contender>,
+        newcomer: Option<&Listener<QueueProgress>>,
+    ) {
+        let mut state = self.state.lock();
+        let State { mirror, onlookers, .. } = &mut *state;
+        let position = |key: &[u8], created| mirror.position(key, created);
+        let is_new =
+            || !onlookers.iter().any(|one| std::ptr::eq(one.as_ptr(), Arc::as_ptr(contender)));
+        if contender.tell_progress(newcomer, position) && is_new() {
+            onlookers.push(Arc::downgrade(contender));
+        }
     }
 
     /// How many stand ahead of this contender, if its key is here.
@@ -349,12 +379,17 @@ impl PathQueue {
     }
 
     fn take_in(&self, core: &Arc<Core>, proven: bool, change: impl FnOnce(&mut Mirror) -> Gone) {
-        let mut state = self.state.lock();
-        let gone = change(&mut state.mirror);
-        state.loaded = true;
-        state.proven |= proven;
-        state.heard = core.clock.now();
-        state.judge(gone);
+        let told;
+        {
+            let mut state = self.state.lock();
+            let gone = change(&mut state.mirror);
+            state.loaded = true;
+            state.proven |= proven;
+            state.heard = core.clock.now();
+            state.judge(gone);
+            told = state.tell_progress(|mirror, key, created| mirror.position(key, created));
+        }
+        drop(told);
     }
 
     /// Removes what stands here of attempts that were given up for lost.
@@ -435,6 +470,24 @@ impl State {
         for (key, create_revision) in inside {
             self.tell(&key, create_revision, Verdict::Inside);
         }
+    }
+
+    /// Tells those who want to hear it of the places that have changed. Returns the recipes it has
+    /// looked at, to be dropped where no lock is held.
+    fn tell_progress(
+        &mut self,
+        position: impl Fn(&Mirror, &[u8], i64) -> Option<usize>,
+    ) -> Vec<Arc<Contender>> {
+        let State { mirror, onlookers, .. } = self;
+        let mut told = Vec::new();
+        onlookers.retain(|onlooker| {
+            let Some(contender) = onlooker.upgrade() else { return false };
+            let goes_on =
+                contender.tell_progress(None, |key, created| position(mirror, key, created));
+            told.push(contender);
+            goes_on
+        });
+        told
     }
 
     fn judge_all(&mut self) {

@@ -1,6 +1,7 @@
 //! The latch: leads until it is closed, and joins again when it has lost.
 
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -260,11 +261,11 @@ impl LeaderLatch {
             now.phase = Phase::Waiting;
             now.ended = Some(ended.clone());
         }
-        let shared = self.shared.clone();
+        let task = Task { shared: Some(self.shared.clone()), ended };
         core.runtime.spawn(async move {
-            // Also when the task is dropped where it stands.
-            let _ended = Ended(ended);
-            shared.run().await;
+            if let Some(shared) = &task.shared {
+                shared.run().await;
+            }
         });
         Ok(())
     }
@@ -446,11 +447,24 @@ impl Drop for LeaderLatch {
     }
 }
 
-struct Ended(CancelToken);
+/// The task's hold on the latch, and its word that it has ended, also when it is dropped where it
+/// stands.
+struct Task {
+    shared: Option<Arc<Shared>>,
+    ended: CancelToken,
+}
 
-impl Drop for Ended {
+impl Drop for Task {
     fn drop(&mut self) {
-        self.0.cancel();
+        // The last owner drops the user's listeners, which has no place on the runtime's thread.
+        if let Some(last) = self.shared.take().and_then(Arc::into_inner) {
+            let spawned =
+                thread::Builder::new().name("etcd-rx-close".to_owned()).spawn(move || drop(last));
+            if let Err(error) = spawned {
+                log::warn!("dropping a latch in the background: {error}");
+            }
+        }
+        self.ended.cancel();
     }
 }
 

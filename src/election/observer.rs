@@ -1,6 +1,7 @@
 //! The observer: sees who leads, without standing for election.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use etcd_client::GetOptions;
@@ -26,7 +27,7 @@ pub enum LeaderChange {
     Proclaimed(Participant),
     /// Nobody leads.
     Vacated,
-    /// It sees nothing any more; the last event.
+    /// It sees nothing any more; the last event, unless it is started again.
     WatchFailed(Error),
 }
 
@@ -133,6 +134,7 @@ impl LeaderObserverBuilder {
             leader: Mutex::new(None),
             listeners: Listeners::new(),
             events: Events::new(),
+            failed: AtomicBool::new(false),
             layout,
             recipe,
         });
@@ -162,18 +164,22 @@ impl LeaderObserver {
         LeaderObserverBuilder { client: client.clone(), path: path.into(), start_event: false }
     }
 
-    /// Reads who leads, and watches from there. Starting again does nothing.
+    /// Reads who leads, and watches from there. Starting again does nothing, unless the watch has
+    /// failed: then it begins anew, and tells what has changed since.
     ///
     /// # Errors
     ///
     /// `Unreachable` after the operation timeout, `PermissionDenied`, `Interrupted`, `Closed`,
     /// `Forked`; it may be started again.
     pub fn start(&self) -> Result<()> {
+        let core = self.client.core().clone();
         let mut watching = self.watching.lock();
-        if watching.is_some() {
+        core.check_usable()?;
+        self.seen.recipe.check_open()?;
+        let again = watching.is_some();
+        if again && !self.seen.failed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let core = self.client.core().clone();
         let (seen, start_event) = (self.seen.clone(), self.start_event);
         let op = "observer.start";
         let started = core.clone().block_on(op, Some(&self.seen.recipe), async move {
@@ -182,7 +188,13 @@ impl LeaderObserver {
             let read = core.range(op, seen.layout.watched(), Some(options), until).await?;
             let revision = read.header().map_or(0, |header| header.revision());
             let entries = read.kvs().iter().map(Entry::from).collect();
-            seen.begin(revision, entries, start_event);
+            if again {
+                seen.resync(Snapshot { revision, entries });
+                seen.resumed();
+            } else {
+                seen.begin(revision, entries, start_event);
+            }
+            seen.failed.store(false, Ordering::Release);
             let spec = Spec {
                 range: Range::Prefix(seen.layout.watched().to_vec()),
                 from: revision + 1,
@@ -196,7 +208,7 @@ impl LeaderObserver {
 
     /// Who leads, as far as the watch has told; `None` if nobody does, and before the start.
     pub fn current_leader(&self) -> Option<Participant> {
-        self.seen.leader.lock().clone()
+        self.seen.leader.lock().as_ref().map(|leader| leader.participant.clone())
     }
 
     /// Adds a listener for changes from now on. It runs on the observer's healer thread.
@@ -264,21 +276,35 @@ struct Seen {
     recipe: Arc<RecipeCore>,
     layout: Layout,
     mirror: Mutex<Mirror>,
-    leader: Mutex<Option<Participant>>,
+    leader: Mutex<Option<Leader>>,
     listeners: Listeners<LeaderChange>,
     events: Events<LeaderChange>,
+    /// The watch has ended by itself.
+    failed: AtomicBool,
+}
+
+/// A leader as it was seen. The key tells it from another with the same term, which there can be
+/// once etcd has lost its data.
+#[derive(Clone)]
+struct Leader {
+    key: Vec<u8>,
+    participant: Participant,
 }
 
 /// What an observer has to tell of two looks at the leader.
-fn difference(before: Option<&Participant>, now: Option<&Participant>) -> Option<LeaderChange> {
-    match (before, now) {
-        (None, None) => None,
-        (Some(_), None) => Some(LeaderChange::Vacated),
-        (Some(before), Some(now)) if before.term == now.term => {
-            (before.proposal != now.proposal).then(|| LeaderChange::Proclaimed(now.clone()))
-        }
-        (_, Some(now)) => Some(LeaderChange::Elected(now.clone())),
+fn difference(before: Option<&Leader>, now: Option<&Leader>) -> Option<LeaderChange> {
+    let (before, now) = match (before, now) {
+        (None, None) => return None,
+        (Some(_), None) => return Some(LeaderChange::Vacated),
+        (None, Some(now)) => return Some(LeaderChange::Elected(now.participant.clone())),
+        (Some(before), Some(now)) => (before, now),
+    };
+    let leader = &now.participant;
+    if before.key != now.key || before.participant.term != leader.term {
+        return Some(LeaderChange::Elected(leader.clone()));
     }
+    (before.participant.proposal != leader.proposal)
+        .then(|| LeaderChange::Proclaimed(leader.clone()))
 }
 
 impl Seen {
@@ -286,16 +312,17 @@ impl Seen {
         let found = self.look(|mirror| mirror.reset(revision, entries, true));
         *self.leader.lock() = found.clone();
         if tell {
-            self.tell(found.map_or(LeaderChange::Vacated, LeaderChange::Elected));
+            self.tell(difference(None, found.as_ref()).unwrap_or(LeaderChange::Vacated));
         }
     }
 
     /// Takes in a change, and says who leads after it.
-    fn look(&self, change: impl FnOnce(&mut Mirror) -> Gone) -> Option<Participant> {
+    fn look(&self, change: impl FnOnce(&mut Mirror) -> Gone) -> Option<Leader> {
         let mut mirror = self.mirror.lock();
         let _ = change(&mut mirror);
-        let first = mirror.entries().next();
-        first.map(|entry| Participant::new(&self.layout, 0, entry))
+        let first = mirror.entries().next()?;
+        let participant = Participant::new(&self.layout, 0, first);
+        Some(Leader { key: first.key.clone(), participant })
     }
 
     fn take_in(&self, change: impl FnOnce(&mut Mirror) -> Gone) {
@@ -345,9 +372,10 @@ impl Sink for Seen {
         if self.recipe.closed().is_cancelled() {
             return;
         }
+        self.failed.store(true, Ordering::Release);
         self.recipe.signal(Signal::Lost);
         self.recipe.record_error(error.clone());
-        self.events.publish(LeaderChange::WatchFailed(error.clone()));
+        self.events.publish_final(LeaderChange::WatchFailed(error.clone()));
         self.recipe.notify(&self.listeners, LeaderChange::WatchFailed(error));
     }
 }
@@ -356,26 +384,29 @@ impl Sink for Seen {
 mod tests {
     use super::*;
 
-    fn participant(term: i64, proposal: &str) -> Participant {
-        Participant {
+    fn leader(key: &str, term: i64, proposal: &str) -> Leader {
+        let participant = Participant {
             client_id: "me".to_owned(),
             is_leader: true,
             position: 0,
             term,
             proposal: proposal.into(),
-        }
+        };
+        Leader { key: key.into(), participant }
     }
 
     #[test]
     fn every_pair_of_looks() {
-        let (a, b) = (participant(1, "a"), participant(2, "b"));
-        let again = participant(1, "other");
+        let (a, b) = (leader("a", 1, "a"), leader("b", 2, "b"));
+        let (again, other) = (leader("a", 1, "other"), leader("c", 1, "a"));
+        let elected = |change: Option<LeaderChange>, leader: &Leader| matches!(change, Some(LeaderChange::Elected(p)) if p == leader.participant);
         assert!(difference(None, None).is_none());
         assert!(difference(Some(&a), Some(&a)).is_none());
-        assert!(matches!(difference(None, Some(&a)), Some(LeaderChange::Elected(p)) if p == a));
-        assert!(matches!(difference(Some(&a), Some(&b)), Some(LeaderChange::Elected(p)) if p == b));
+        assert!(elected(difference(None, Some(&a)), &a));
+        assert!(elected(difference(Some(&a), Some(&b)), &b));
+        assert!(elected(difference(Some(&a), Some(&other)), &other));
         assert!(matches!(difference(Some(&a), None), Some(LeaderChange::Vacated)));
         let proclaimed = difference(Some(&a), Some(&again));
-        assert!(matches!(proclaimed, Some(LeaderChange::Proclaimed(p)) if p == again));
+        assert!(matches!(proclaimed, Some(LeaderChange::Proclaimed(p)) if p == again.participant));
     }
 }

@@ -35,6 +35,8 @@ struct Now {
     phase: Phase,
     /// It was started at some time.
     started: bool,
+    /// It has led since it was started last.
+    led: bool,
     /// The thread that runs.
     thread: Option<thread::ThreadId>,
     /// Cancelled when the run that was started last has ended.
@@ -78,6 +80,7 @@ impl Shared {
             now: Mutex::new(Now {
                 phase: Phase::Idle,
                 started: false,
+                led: false,
                 thread: None,
                 done,
                 term: None,
@@ -136,9 +139,7 @@ impl Shared {
         let now = self.now.lock();
         match &now.phase {
             Phase::Failed(error) => Err(error.clone()),
-            Phase::Closed if now.term.is_none() => {
-                Err(Error::closed(self.base.recipe().identity()))
-            }
+            Phase::Closed if !now.led => Err(Error::closed(self.base.recipe().identity())),
             _ => Ok(true),
         }
     }
@@ -184,17 +185,13 @@ impl Shared {
         }
         self.stop_all();
         self.base.recipe().closed().cancel();
-        let (term, done, running) = {
-            let mut now = self.now.lock();
-            let running = now.phase.is_running();
-            if !running {
-                now.phase = Phase::Closed;
-            }
-            (now.term.clone(), now.done.clone(), running)
-        };
         if self.is_own_thread() {
             return Ok(());
         }
+        let (term, done, running) = {
+            let now = self.now.lock();
+            (now.term.clone(), now.done.clone(), now.phase.is_running())
+        };
         let until = Some(core.clock.now() + END_LIMIT.min(self.base.contender.session.0.ttl));
         let ended = |step: &CancelToken| {
             let poll = || step.is_cancelled().then_some(());
@@ -211,9 +208,31 @@ impl Shared {
         }
     }
 
+    fn finish_run(&self, ending: Phase, finished: &CancelToken) {
+        let closed = {
+            let mut now = self.now.lock();
+            let closed = self.stop.is_cancelled();
+            now.phase = if closed { Phase::Closed } else { ending };
+            now.thread = None;
+            closed
+        };
+        if closed {
+            // Where the callback itself closed it, nobody else ends its channels.
+            self.base.recipe().close(Duration::ZERO);
+        }
+        finished.cancel();
+    }
+
     fn stop_all(&self) {
         self.stop.cancel();
-        if let Some(term) = self.term() {
+        let term = {
+            let mut now = self.now.lock();
+            if !now.phase.is_running() {
+                now.phase = Phase::Closed;
+            }
+            now.term.clone()
+        };
+        if let Some(term) = term {
             term.end();
         }
     }
@@ -222,6 +241,12 @@ impl Shared {
 impl Owned for Shared {
     fn lose(&self) {
         self.stop_all();
+        // A callback that closes its client gives the leadership up then and there.
+        if self.is_own_thread()
+            && let Some(term) = self.term()
+        {
+            term.work_ended();
+        }
     }
 
     fn cleanup(self: Arc<Self>, _until: crate::clock::Instant) -> BoxFuture<Result<()>> {
@@ -254,7 +279,7 @@ impl Run {
         let mut now = shared.now.lock();
         match now.phase {
             Phase::Closed => return Err(Error::closed(shared.base.recipe().identity())),
-            _ if !now.done.is_cancelled() => {
+            _ if now.phase.is_running() => {
                 let identity = shared.base.recipe().identity();
                 return Err(Error::invalid(format!("{identity}: started already")));
             }
@@ -267,20 +292,18 @@ impl Run {
             .name("etcd-rx-lead".to_owned())
             .spawn(move || {
                 let shared = run.shared.clone();
-                let ending = run.run();
-                {
-                    let mut now = shared.now.lock();
-                    now.phase = ending;
-                    now.thread = None;
+                let mut ending = Phase::Idle;
+                if let Err(message) = guarded(|| ending = run.run()) {
+                    ending = Phase::Failed(Error::internal(message));
                 }
-                finished.cancel();
+                shared.finish_run(ending, &finished);
             })
             .map_err(|e| Error::with_source(ErrorKind::Internal, "starting a selector", e))?;
         now.phase = Phase::Waiting;
         now.started = true;
         now.thread = Some(started.thread().id());
         now.done = done;
-        now.term = None;
+        now.led = false;
         Ok(())
     }
 
@@ -316,8 +339,16 @@ impl Run {
                 Ok(hold) => {
                     let interrupt = base.interrupt_on_loss;
                     let term = LeadershipTerm::begin(base, hold, interrupt);
+                    term.work_begins();
+                    // A close of the client either knows of the work by now or is seen here.
+                    if stop.is_cancelled() || base.core().closed.is_cancelled() {
+                        term.work_ended();
+                        base.release(term.hold());
+                        return Ok(None);
+                    }
                     let mut now = self.shared.now.lock();
                     now.phase = Phase::Leading;
+                    now.led = true;
                     now.term = Some(term.clone());
                     now.handed_over = CancelToken::new();
                     return Ok(Some(term));
@@ -348,6 +379,7 @@ impl Run {
         let panicked = guarded(|| CancelToken::shield(|| listener.relinquish_leadership(term)));
         self.record("`relinquish_leadership`", Ok(()), panicked);
         term.end();
+        term.work_ended();
         let stood = base.release(term.hold());
         let handed_over = {
             let mut now = self.shared.now.lock();

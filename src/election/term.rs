@@ -50,6 +50,8 @@ struct Term {
     over: CancelToken,
     /// What interrupts the leader.
     scope: CancelToken,
+    /// Cancelled when the leader's own code has ended, where there is such code.
+    work: CancelToken,
     loss: Mutex<Option<Hook>>,
 }
 
@@ -73,6 +75,7 @@ impl LeadershipTerm {
                 asked_to_end: AtomicBool::new(false),
                 over,
                 scope,
+                work: CancelToken::new(),
                 loss: Mutex::new(None),
             }),
         };
@@ -90,6 +93,16 @@ impl LeadershipTerm {
         self.inner.asked_to_end.store(true, Ordering::Release);
         self.inner.over.cancel();
         self.inner.scope.cancel();
+    }
+
+    /// From now on the key is for code of the leader's, which must have ended before it may go.
+    pub(super) fn work_begins(&self) {
+        self.inner.hold.protect(&self.inner.work);
+    }
+
+    /// That code has ended.
+    pub(super) fn work_ended(&self) {
+        self.inner.work.cancel();
     }
 
     /// Whether the leadership stands: compares this machine's boot-time clock at the call, asks

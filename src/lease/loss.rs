@@ -17,6 +17,8 @@ pub enum LossReason {
     KeyOverwritten,
     /// Another lock of the same multi-lock was lost.
     SetLost,
+    /// It lasted longer than its recipe's `max_hold`.
+    MaxHoldExceeded,
     /// The client or the recipe was closed.
     Closed,
     /// etcd refused to prove the renewals: the login or the role was taken away.

@@ -19,7 +19,7 @@ use super::word::{DeadlineWord, Life};
 use crate::CancelToken;
 use crate::client::core::{BoxFuture, Core, Owned};
 use crate::clock::Instant;
-use crate::contend::Contender;
+use crate::contend::{Contender, Inbox};
 use crate::error::{Error, Result};
 use crate::recipe::{RecipeCore, Signal};
 use crate::resilience::LeaseTiming;
@@ -37,8 +37,17 @@ pub(crate) trait Tenant: Send + Sync {
     /// A linearizable read of the hold's key, made to prove a renewal.
     fn probed(self: Arc<Self>, found: Option<&etcd_client::KeyValue>);
 
+    /// Somebody asks for the hold, politely.
+    fn asked(&self, from: String);
+
+    /// Somebody takes the hold away: it is lost, and then its keys are removed.
+    fn forced(self: Arc<Self>) -> BoxFuture<()>;
+
     /// Whose hold it is.
     fn recipe(&self) -> &Arc<RecipeCore>;
+
+    /// Cancelled when the code that the hold protects has ended; `None` where nobody says so.
+    fn work(&self) -> Option<CancelToken>;
 }
 
 /// Something that has to be kept while an attempt is open (the watch that deletes its key).
@@ -60,6 +69,8 @@ struct Book {
     /// Keys of attempts under way and of holds: what may stand in etcd with our lease.
     live: HashSet<Vec<u8>>,
     tenants: HashMap<Vec<u8>, Weak<dyn Tenant>>,
+    /// Those of attempts that must not become holds any more.
+    condemned: HashSet<Vec<u8>>,
     open: HashMap<Vec<u8>, OpenAttempt>,
     idle_since: Option<Instant>,
     /// The recipes whose connection state follows this session.
@@ -68,6 +79,9 @@ struct Book {
     probe: Vec<u8>,
     /// Turns the proof reads over the holds.
     probes: usize,
+    /// After a close: the code under its holds. The lease stays for as long as that runs, so that
+    /// no rival runs beside it, and is left to its TTL if it runs on.
+    work: Vec<CancelToken>,
 }
 
 pub(crate) struct Session {
@@ -81,6 +95,8 @@ pub(crate) struct Session {
     next_number: AtomicU64,
     stop: CancelToken,
     book: Mutex<Book>,
+    /// Where requests for its holds arrive.
+    pub(crate) inbox: Inbox,
     _counted: whitebox::GaugeGuard<'static>,
 }
 
@@ -110,12 +126,15 @@ impl Session {
                 phase: Phase::Serving,
                 live: HashSet::new(),
                 tenants: HashMap::new(),
+                condemned: HashSet::new(),
                 open: HashMap::new(),
                 idle_since: Some(core.clock.now()),
                 followers: HashMap::new(),
                 probe: probe.to_vec(),
                 probes: 0,
+                work: Vec::new(),
             }),
+            inbox: Inbox::default(),
             _counted: whitebox::SESSIONS.enter(),
         });
         let weak: Weak<dyn Owned> = Arc::<Session>::downgrade(&session);
@@ -140,6 +159,10 @@ impl Session {
 
     pub(crate) fn lease(&self) -> i64 {
         self.lease
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 
     /// Whether holds on this session stand; the first to find the deadline passed tells them all.
@@ -223,6 +246,21 @@ impl Session {
         self.book.lock().live.contains(key)
     }
 
+    /// The hold with this key.
+    pub(crate) fn tenant(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
+        self.book.lock().tenants.get(key).and_then(Weak::upgrade)
+    }
+
+    /// The hold with this key; if it is that of an attempt, it will not become one.
+    pub(crate) fn condemn(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
+        let mut book = self.book.lock();
+        let tenant = book.tenants.get(key).and_then(Weak::upgrade);
+        if tenant.is_none() && book.live.contains(key) {
+            book.condemned.insert(key.to_vec());
+        }
+        tenant
+    }
+
     /// An open attempt's key was seen and deleted.
     pub(crate) fn close_open_attempt(&self, key: &[u8]) {
         let closed = self.book.lock().open.remove(key);
@@ -236,6 +274,7 @@ impl Session {
             let mut book = self.book.lock();
             book.live.remove(key);
             book.tenants.remove(key);
+            book.condemned.remove(key);
             let mut not_needed = None;
             if let Some(open) = open {
                 if book.phase == Phase::Serving {
@@ -319,6 +358,9 @@ impl Session {
                 recipe.signal(Signal::Lost);
             }
             log::warn!("lease {:x} of {:?} lost: {reason:?}", self.lease, self.timing.ttl);
+        } else {
+            let work = tenants.iter().filter_map(|tenant| tenant.work()).collect();
+            self.book.lock().work = work;
         }
         for tenant in &tenants {
             tenant.lose(reason, last_renewal);
@@ -330,6 +372,7 @@ impl Session {
     /// Asks etcd to end the lease until it has: with it go the keys, so that a rival is not kept
     /// waiting, and every open attempt.
     async fn revoke_until_done(self: Arc<Session>) {
+        self.work_ended().await;
         let mut pause = FIRST_REVOKE_PAUSE;
         loop {
             let until = self.core.clock.now() + REVOKE_LIMIT;
@@ -346,6 +389,13 @@ impl Session {
         self.ended();
     }
 
+    async fn work_ended(&self) {
+        let work = self.book.lock().work.clone();
+        for one in work {
+            one.cancelled().await;
+        }
+    }
+
     fn ended(&self) {
         let open = {
             let mut book = self.book.lock();
@@ -353,6 +403,7 @@ impl Session {
             std::mem::take(&mut book.open)
         };
         drop(open);
+        self.inbox.close();
         self.core.sessions.by_lease.lock().remove(&self.lease);
     }
 
@@ -456,6 +507,7 @@ impl Owned for Session {
             if self.book.lock().phase == Phase::Ended {
                 return Ok(());
             }
+            self.work_ended().await;
             self.core.revoke("lease revoke", self.lease, until).await?;
             self.ended();
             Ok(())
@@ -482,9 +534,11 @@ impl Ticket {
         &self.key
     }
 
-    /// From now on the session tells this hold when it is lost.
-    pub(crate) fn install(&self, tenant: Weak<dyn Tenant>) {
-        self.session.book.lock().tenants.insert(self.key.clone(), tenant);
+    /// From now on the session tells this hold when it is lost. `false`: it must not be one.
+    pub(crate) fn install(&self, tenant: Weak<dyn Tenant>) -> bool {
+        let mut book = self.session.book.lock();
+        book.tenants.insert(self.key.clone(), tenant);
+        !book.condemned.contains(&self.key)
     }
 
     /// Nothing of this attempt stands in etcd, nor can it come to.

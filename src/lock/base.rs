@@ -198,6 +198,7 @@ macro_rules! recipe_surface {
 /// What all locks have in common. The type has a method `base`.
 macro_rules! lock_surface {
     ($lock:ident) => {
+        crate::lock::administer::administer_surface!($lock);
         crate::lock::base::loss_surface!($lock);
         crate::lock::base::recipe_surface!($lock);
 

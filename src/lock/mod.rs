@@ -1,5 +1,6 @@
 //! Locks: holds that are told when they are lost, and never healed.
 
+mod administer;
 pub(crate) mod base;
 mod guard;
 mod multi;
@@ -12,8 +13,11 @@ mod semaphore;
 mod thread_holds;
 mod view;
 
-pub use crate::contend::{ContenderInfo as Contender, ContenderMode};
+pub use crate::contend::{
+    ContenderInfo as Contender, ContenderMode, QueueProgress, ReleaseRequest,
+};
 pub use crate::lease::{Loss, LossReason};
+pub use administer::Force;
 pub use guard::{FencedTxn, MutexGuard, OwnedMutexGuard};
 pub use multi::{MultiLock, MultiLockGuard};
 pub use mutex::{LossListener, Mutex, MutexBuilder};

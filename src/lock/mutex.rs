@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::base::{LockBase, lock_surface};
 use super::guard::{MutexGuard, OwnedMutexGuard};
-use super::options::{LockOptions, lock_options};
+use super::options::{LockOptions, lock_options, max_hold_option};
 use super::thread_holds::{Side, ThreadHold};
 use crate::client::Client;
 use crate::contend::ContenderMode::Exclusive;
@@ -97,6 +97,7 @@ pub struct MutexBuilder {
 }
 
 lock_options!(MutexBuilder);
+max_hold_option!(MutexBuilder);
 
 impl MutexBuilder {
     /// Whether the holding thread's blocking calls of this library return `Interrupted` once the

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::client::{Client, identity};
 use crate::contend::{Contender, Count, Layout};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::SessionKey;
 use crate::recipe::RecipeCore;
 use crate::resilience::{LeaseResilience, LeaseTiming};
@@ -19,6 +19,7 @@ pub(crate) struct LockOptions {
     pub(crate) client_id: Option<String>,
     pub(crate) interrupt_on_loss: bool,
     pub(crate) resilience: LeaseResilience,
+    pub(crate) max_hold: Option<Duration>,
 }
 
 impl LockOptions {
@@ -30,6 +31,7 @@ impl LockOptions {
             client_id: None,
             interrupt_on_loss: false,
             resilience: client.core().config.resilience.get_lease().clone(),
+            max_hold: None,
         }
     }
 
@@ -43,13 +45,16 @@ impl LockOptions {
         let path = identity::checked_path(self.path)?;
         let client_id = self.client.recipe_id(self.client_id)?;
         let timing = LeaseTiming::for_ttl(self.ttl, &self.resilience)?;
+        if self.max_hold.is_some_and(|limit| limit.is_zero()) {
+            return Err(Error::invalid("a max_hold of 0 would let nobody in"));
+        }
         self.client.check_usable()?;
         let core = self.client.core();
         let layout = layout(core.physical(format!("{path}/").as_bytes()));
         let recipe = RecipeCore::new(kind, path, client_id);
         core.register_recipe(&recipe);
         let session = SessionKey(timing);
-        let contender = Contender::new(core.clone(), recipe, layout, count, session);
+        let contender = Contender::new(core.clone(), recipe, layout, count, session, self.max_hold);
         Ok(LockBase::new(self.client, contender, self.interrupt_on_loss))
     }
 
@@ -96,4 +101,21 @@ macro_rules! lock_options {
     };
 }
 
-pub(crate) use lock_options;
+/// The option of a builder whose recipe's holds may be limited in time.
+macro_rules! max_hold_option {
+    ($builder:ident) => {
+        impl $builder {
+            /// How long a hold may last, however well its process is. Default: no limit.
+            ///
+            /// A hold that outlives it, by the boot-time clock and within 100 ms, is lost with the
+            /// reason [`MaxHoldExceeded`](crate::LossReason::MaxHoldExceeded): the flag first, the
+            /// key last. Nothing interrupts its holder, save where it asked to be.
+            pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
+                self.options.max_hold = Some(limit);
+                self
+            }
+        }
+    };
+}
+
+pub(crate) use {lock_options, max_hold_option};

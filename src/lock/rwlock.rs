@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::base::{LockBase, lock_surface};
-use super::options::{LockOptions, lock_options};
+use super::options::{LockOptions, lock_options, max_hold_option};
 use super::rwlock_guards::{
     OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -98,6 +98,7 @@ pub struct RwLockBuilder {
 }
 
 lock_options!(RwLockBuilder);
+max_hold_option!(RwLockBuilder);
 
 impl RwLockBuilder {
     /// Whether the holding thread's blocking calls of this library return `Interrupted` once its

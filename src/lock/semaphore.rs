@@ -6,7 +6,7 @@ use std::time::Duration;
 use etcd_client::{Compare, CompareOp, Txn, TxnOp, TxnOpResponse};
 
 use super::base::{LockBase, lock_surface};
-use super::options::{LockOptions, lock_options};
+use super::options::{LockOptions, lock_options, max_hold_option};
 use super::permit::Permit;
 use crate::client::call::Kind;
 use crate::client::{Client, identity};
@@ -97,6 +97,7 @@ pub struct SemaphoreBuilder {
 }
 
 lock_options!(SemaphoreBuilder);
+max_hold_option!(SemaphoreBuilder);
 
 impl SemaphoreBuilder {
     /// Whether the blocking calls of this library on the thread that acquired a permit return

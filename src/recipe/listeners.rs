@@ -88,6 +88,10 @@ impl<E> Listeners<E> {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.lock().is_empty()
+    }
+
     /// The listeners that hear of an event that happens now, in the order they were added.
     pub(crate) fn snapshot(&self) -> Vec<Listener<E>> {
         self.list.lock().clone()

@@ -1,6 +1,7 @@
 //! What every recipe has: an identity, a connection state, listeners, an error list, and a thread
 //! for user code that exists only while it is needed.
 
+mod broadcast;
 mod connection;
 mod errors;
 mod healer;
@@ -10,11 +11,12 @@ mod subscription;
 
 use std::sync::Arc;
 
+pub(crate) use broadcast::Broadcast;
 pub use connection::ConnectionState;
 pub(crate) use connection::Signal;
 pub(crate) use healer::{Healer, guarded};
 pub use listeners::ListenerId;
-pub(crate) use listeners::{Callback, Listeners};
+pub(crate) use listeners::{Callback, Listener, Listeners};
 pub(crate) use sealed::HasCore;
 pub(crate) use shared::RecipeCore;
 pub(crate) use subscription::Events;

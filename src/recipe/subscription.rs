@@ -153,6 +153,11 @@ impl<E: Clone> Events<E> {
         Subscription { receiver, missed }
     }
 
+    /// Whether there is a subscription.
+    pub(crate) fn has_readers(&self) -> bool {
+        self.hub.lock().queues.iter().any(|queue| queue.missed.strong_count() > 0)
+    }
+
     pub(crate) fn publish(&self, event: E) {
         self.send(event, false);
     }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use etcd_recipes::{
-    Barrier, CancelToken, FencedTxn, Hold, LossReason, Op, Recipe, SelfHealingKeepAlive,
-    TransientKeyValue, Txn,
+    Barrier, CancelToken, FencedTxn, FencingToken, Force, Hold, LossReason, Op, Recipe,
+    SelfHealingKeepAlive, StoredFenceGate, TransientKeyValue, Txn,
 };
 
 use crate::stage::{Stage, Waits, plain, show};
@@ -99,6 +99,11 @@ fn basic_rows() -> Vec<Row> {
         row("cancel.wait", "CancelToken::wait", cancel_wait, CANCEL),
         row("cancel.wait_for", "CancelToken::wait_for", cancel_wait_for, CANCEL),
         row("cancel.sleep", "CancelToken::sleep", cancel_sleep, CANCEL),
+        row("lock.force_release", "force_release at once", force_now, FORCE),
+        row("lock.force_release", "force_release acknowledged", force_acknowledged, FORCE_HEARD),
+        row("lock.request_release", "request_release", request_release, ASK),
+        row("fence.pass", "StoredFenceGate::pass", fence_pass, read("Ok(true)")),
+        row("fence.highest", "StoredFenceGate::highest", fence_highest, read("Ok(7)")),
     ]
 }
 
@@ -217,6 +222,16 @@ pub(crate) const fn guarded(fenced: &'static str) -> Cells {
         ..STOPS
     }
 }
+
+/// It looks first, and does nothing that it has not seen to be needed.
+const FORCE: Cells =
+    Cells { reply_lost: says("Ok(true)", AT_ONCE, Left::NoKey), ..look("Ok(true)", "Ok(false)") };
+
+/// The hold is young, and is reached when it is a second old.
+const FORCE_HEARD: Cells = Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left::NoKey), ..FORCE };
+
+const ASK: Cells =
+    Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left::Key), ..look("Ok(true)", "Ok(false)") };
 
 pub(crate) const UNCONFIRMED: Cell = says("Err(CleanupUnconfirmed)", BUDGET, Left::NothingAtTtl);
 pub(crate) const CONFIRMED: Cell = says("Ok(())", AT_ONCE, Left::NoKey);
@@ -794,4 +809,46 @@ fn cancel_wait_for(stage: &Stage<'_>) {
 
 fn cancel_sleep(stage: &Stage<'_>) {
     stage.call(Waits::ForNobody, &no_recipe, || plain(CancelToken::new().sleep(10 * L)));
+}
+
+fn force_now(stage: &Stage<'_>) {
+    force(stage, Force::Now);
+}
+
+fn force_acknowledged(stage: &Stage<'_>) {
+    force(stage, Force::AfterAcknowledgement(2 * L));
+}
+
+fn force(stage: &Stage<'_>, force: Force) {
+    let mutex = stage.mutex();
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    stage
+        .call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(mutex.force_release(token, force)));
+}
+
+fn request_release(stage: &Stage<'_>) {
+    let mutex = stage.mutex();
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    stage.call(Waits::ForEtcd, &|| drop(mutex.close()), || plain(mutex.request_release(token)));
+}
+
+/// A gate through which one token has passed already.
+fn fence_gate(stage: &Stage<'_>) -> StoredFenceGate {
+    let gate = StoredFenceGate::new(&stage.client, stage.data_key()).unwrap();
+    assert!(gate.pass("file", FencingToken::from_wire(7)).unwrap());
+    gate
+}
+
+fn fence_pass(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || plain(gate.pass("file", FencingToken::from_wire(8))));
+}
+
+fn fence_highest(stage: &Stage<'_>) {
+    let gate = fence_gate(stage);
+    stage.call(Waits::ForEtcd, &no_recipe, || {
+        show(gate.highest("file"), |token| token.map_or("none".to_owned(), |t| t.to_string()))
+    });
 }
