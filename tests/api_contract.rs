@@ -12,12 +12,17 @@ use std::time::{Duration, SystemTime};
 use crossbeam_channel::Receiver;
 use etcd_recipes::testing::EtcdServer;
 use etcd_recipes::{
-    Barrier, BarrierBuilder, Bytes, CancelToken, Client, ClientBuilder, Codec, Compare, CompareOp,
-    ConnectionState, Contender, Error, ErrorEvent, ErrorKind, FencedTxn, Hold, KeyValue, Lease,
-    LeaseEvent, LeaseListener, LeaseResilience, ListenerId, Loss, LossListener, LossReason, Mutex,
-    MutexBuilder, MutexGuard, Op, OpResult, OwnedMutexGuard, Recipe, ResilienceConfig, Result,
-    RetryPolicy, RpcResilience, SelfHealingKeepAlive, Subscription, Text, TransientBuilder,
-    TransientKeyValue, Txn, TxnResult, WatchResilience,
+    Barrier, BarrierBuilder, BoxError, Bytes, CancelToken, Client, ClientBuilder, CloseMode, Codec,
+    Compare, CompareOp, ConnectionState, Contender, ContenderMode, Error, ErrorEvent, ErrorKind,
+    FencedTxn, Hold, KeyValue, LatchEvent, LatchListener, LatchState, LeaderChange, LeaderLatch,
+    LeaderLatchBuilder, LeaderObserver, LeaderObserverBuilder, LeaderSelector,
+    LeaderSelectorBuilder, LeaderSelectorListener, Leadership, LeadershipTerm, Lease, LeaseEvent,
+    LeaseListener, LeaseResilience, ListenerId, Loss, LossListener, LossReason, MultiLock,
+    MultiLockGuard, Mutex, MutexBuilder, MutexGuard, Op, OpResult, OwnedMutexGuard,
+    OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Participant, Permit, Recipe, ResilienceConfig,
+    Result, RetryPolicy, RpcResilience, RwLock, RwLockBuilder, RwLockReadGuard, RwLockWriteGuard,
+    SelectorState, SelfHealingKeepAlive, Semaphore, SemaphoreBuilder, SharedHold, Subscription,
+    Text, TransientBuilder, TransientKeyValue, Txn, TxnResult, WatchResilience,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -48,6 +53,8 @@ macro_rules! not_send {
 }
 
 not_send!(MutexGuard<'static>);
+not_send!(RwLockReadGuard<'static>);
+not_send!(RwLockWriteGuard<'static>);
 
 const _: () = {
     syncs::<MutexGuard<'static>>();
@@ -86,6 +93,61 @@ const _: () = {
     shows::<Hold>();
     shows::<SelfHealingKeepAlive>();
     shows::<Subscription<LeaseEvent>>();
+};
+
+const _: () = {
+    send_sync::<RwLock>();
+    clones::<RwLock>();
+    shows::<RwLock>();
+    sends::<RwLockBuilder>();
+    shows::<RwLockBuilder>();
+    syncs::<RwLockReadGuard<'static>>();
+    syncs::<RwLockWriteGuard<'static>>();
+    shows::<RwLockReadGuard<'static>>();
+    shows::<RwLockWriteGuard<'static>>();
+    send_sync::<OwnedRwLockReadGuard>();
+    send_sync::<OwnedRwLockWriteGuard>();
+    outlives_all::<OwnedRwLockReadGuard>();
+    outlives_all::<OwnedRwLockWriteGuard>();
+    shows::<OwnedRwLockReadGuard>();
+    shows::<OwnedRwLockWriteGuard>();
+    send_sync::<SharedHold>();
+    clones::<SharedHold>();
+    shows::<SharedHold>();
+    send_sync::<Semaphore>();
+    clones::<Semaphore>();
+    shows::<Semaphore>();
+    sends::<SemaphoreBuilder>();
+    send_sync::<Permit>();
+    outlives_all::<Permit>();
+    shows::<Permit>();
+    send_sync::<MultiLock>();
+    clones::<MultiLock>();
+    shows::<MultiLock>();
+    send_sync::<MultiLockGuard>();
+    outlives_all::<MultiLockGuard>();
+    shows::<MultiLockGuard>();
+    send_sync::<LeaderSelector>();
+    shows::<LeaderSelector>();
+    sends::<LeaderSelectorBuilder>();
+    send_sync::<LeadershipTerm>();
+    clones::<LeadershipTerm>();
+    outlives_all::<LeadershipTerm>();
+    shows::<LeadershipTerm>();
+    send_sync::<LeaderLatch>();
+    shows::<LeaderLatch>();
+    sends::<LeaderLatchBuilder>();
+    send_sync::<LeaderObserver>();
+    shows::<LeaderObserver>();
+    sends::<LeaderObserverBuilder>();
+    send_sync::<Participant>();
+    clones::<Participant>();
+    send_sync::<SelectorState>();
+    clones::<SelectorState>();
+    clones::<LatchState>();
+    clones::<LatchEvent>();
+    send_sync::<LeaderChange>();
+    clones::<LeaderChange>();
 };
 
 /// Recipes are used through the trait, listeners' closures infer their argument.
@@ -497,4 +559,350 @@ fn transient_values_and_codecs() {
     recipe(&text);
     recipe(&bytes);
     send_sync::<TransientKeyValue>();
+}
+
+/// Adds and removes what hears of losses.
+macro_rules! loss_listeners {
+    ($recipe:expr) => {{
+        struct Listener;
+        impl LossListener for Listener {
+            fn on_loss(&self, _loss: &Loss) {}
+        }
+        let id: ListenerId = $recipe.add_loss_listener(|_loss: &Loss| ());
+        let other: ListenerId = $recipe.add_loss_listener_with(Box::new(Listener));
+        assert!($recipe.remove_loss_listener(id) && $recipe.remove_loss_listener(other));
+        let events: Subscription<Loss> = $recipe.loss_events();
+        assert_eq!(events.missed(), 0);
+    }};
+}
+
+/// What every guard tells.
+macro_rules! guard {
+    ($guard:expr) => {{
+        assert!($guard.is_held() && $guard.verify().unwrap());
+        let _: (Duration, &CancelToken, String, Option<Loss>) =
+            ($guard.remaining(), $guard.cancel_token(), $guard.lock_key(), $guard.loss());
+    }};
+}
+
+/// What the guard of an exclusive hold does besides.
+macro_rules! exclusive {
+    ($guard:expr) => {{
+        guard!($guard);
+        let token: i64 = $guard.fencing_token();
+        let hold: Hold = $guard.hold();
+        assert_eq!(hold.fencing_token(), token);
+        let written: Result<bool> = $guard.put("/data", "1");
+        assert!(written.unwrap());
+        let done: Result<FencedTxn> = $guard.txn(Txn::new());
+        assert!(matches!(done.unwrap(), FencedTxn::Applied(_)));
+    }};
+}
+
+#[test]
+fn the_read_write_lock() {
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let plain: RwLock = RwLock::new(&client, String::from("/locks/plain")).unwrap();
+    let builder: RwLockBuilder = RwLock::builder(&client, "/locks/a");
+    let lock: RwLock = builder
+        .ttl(SECOND * 5)
+        .client_id("host-7")
+        .interrupt_on_lock_loss(true)
+        .resilience(LeaseResilience::new())
+        .build()
+        .unwrap();
+
+    let read: RwLockReadGuard<'_> = lock.read().unwrap();
+    let again: Option<RwLockReadGuard<'_>> = lock.try_read().unwrap();
+    let third: Option<RwLockReadGuard<'_>> = lock.try_read_for(SECOND).unwrap();
+    assert_eq!((lock.read_count(), lock.write_count()), (3, 0));
+    guard!(read);
+    let shared: SharedHold = read.hold();
+    let _: (bool, Duration, &CancelToken, Option<Loss>) =
+        (shared.is_held(), shared.remaining(), shared.cancel_token(), shared.loss());
+    let upgrade = lock.write().unwrap_err();
+    assert_eq!(upgrade.kind(), ErrorKind::WouldDeadlock);
+    let contenders: Vec<Contender> = lock.contenders().unwrap();
+    assert_eq!((contenders[0].mode, contenders[0].is_holder), (ContenderMode::Read, true));
+    drop((again, third));
+    assert!(read.unlock());
+
+    let write: RwLockWriteGuard<'_> = lock.write().unwrap();
+    let again: Option<RwLockWriteGuard<'_>> = lock.try_write().unwrap();
+    let third: Option<RwLockWriteGuard<'_>> = lock.try_write_for(SECOND).unwrap();
+    let reads_too: RwLockReadGuard<'_> = lock.read().unwrap();
+    assert_eq!((lock.read_count(), lock.write_count()), (1, 3));
+    exclusive!(write);
+    let (write, refused): (RwLockWriteGuard<'_>, Error) =
+        RwLockWriteGuard::downgrade(write).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "refused while nested");
+    drop((again, third, reads_too));
+    let downgraded: RwLockReadGuard<'_> = RwLockWriteGuard::downgrade(write).unwrap();
+    assert!(downgraded.is_held());
+
+    let beside: OwnedRwLockReadGuard = lock.read_owned().unwrap();
+    let second: Option<OwnedRwLockReadGuard> = lock.try_read_owned().unwrap();
+    let third: Option<OwnedRwLockReadGuard> = lock.try_read_owned_for(SECOND).unwrap();
+    guard!(beside);
+    let _: SharedHold = beside.hold();
+    assert!(lock.try_write_owned().unwrap().is_none());
+    assert!(lock.try_write_owned_for(SECOND / 10).unwrap().is_none());
+    assert!(downgraded.unlock() && second.unwrap().unlock() && third.unwrap().unlock());
+    assert!(std::thread::spawn(move || beside.unlock()).join().unwrap());
+    let alone: OwnedRwLockWriteGuard = lock.write_owned().unwrap();
+    exclusive!(alone);
+    let alone: OwnedRwLockReadGuard = OwnedRwLockWriteGuard::downgrade(alone).unwrap();
+    assert!(alone.unlock());
+
+    let seven: Result<i32> = plain.with_read(|guard: &RwLockReadGuard<'_>| {
+        assert!(guard.is_held());
+        7
+    });
+    let eight: Result<i32> = plain.with_write(|guard: &RwLockWriteGuard<'_>| {
+        assert!(guard.is_held());
+        8
+    });
+    assert_eq!((seven.unwrap(), eight.unwrap()), (7, 8));
+    loss_listeners!(lock);
+    recipe(&lock);
+    recipe(&plain);
+}
+
+#[test]
+fn the_semaphore() {
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let plain: Semaphore = Semaphore::new(&client, String::from("/limits/a"), 3).unwrap();
+    let builder: SemaphoreBuilder = Semaphore::builder(&client, "/limits/a", 3);
+    let semaphore: Semaphore = builder
+        .ttl(SECOND * 5)
+        .client_id("host-7")
+        .interrupt_on_permit_loss(false)
+        .resilience(LeaseResilience::new())
+        .build()
+        .unwrap();
+    let first: Permit = semaphore.acquire().unwrap();
+    let second: Option<Permit> = semaphore.try_acquire().unwrap();
+    let third: Option<Permit> = semaphore.try_acquire_for(SECOND).unwrap();
+    let available: Result<u32> = semaphore.available_permits();
+    assert_eq!(available.unwrap(), 0);
+    let contenders: Vec<Contender> = semaphore.contenders().unwrap();
+    assert!(contenders.iter().all(|one| one.is_holder && one.mode == ContenderMode::Permit));
+    guard!(first);
+    let _: SharedHold = first.hold();
+    assert_eq!(first.count(), 1);
+    drop((second, third));
+    assert!(std::thread::spawn(move || first.release()).join().unwrap(), "from any thread");
+    let two: Permit = semaphore.acquire_many(2).unwrap();
+    assert_eq!(two.count(), 2);
+    let busy: Option<Permit> = semaphore.try_acquire_many(2).unwrap();
+    assert!(busy.is_none());
+    assert!(semaphore.try_acquire_many_for(2, SECOND / 10).unwrap().is_none());
+    assert!(two.release());
+    let value: Result<i32> = plain.with_permit(|permit: &Permit| {
+        assert!(permit.is_held());
+        7
+    });
+    assert_eq!(value.unwrap(), 7);
+    let other = Semaphore::new(&client, "/limits/a", 5).unwrap();
+    let mismatch = other.try_acquire().unwrap_err();
+    assert_eq!(mismatch.kind(), ErrorKind::PermitMismatch { expected: 5, found: 3 });
+    let former: Result<Option<u32>> = semaphore.resize(4);
+    assert_eq!(former.unwrap(), Some(3));
+    let deleted: Result<bool> = Semaphore::delete(&client, "/limits/a");
+    assert!(deleted.unwrap());
+    loss_listeners!(semaphore);
+    recipe(&semaphore);
+    recipe(&plain);
+}
+
+#[test]
+fn the_lock_of_several_mutexes() {
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let a = Mutex::new(&client, "/locks/a").unwrap();
+    let b = Mutex::new(&client, "/locks/b").unwrap();
+    let both: MultiLock = MultiLock::new([b.clone(), a.clone()]).unwrap();
+    assert!(MultiLock::new(vec![a.clone()]).is_ok());
+    let mutexes: &[Mutex] = both.mutexes();
+    assert_eq!(mutexes.len(), 2);
+    let guard: MultiLockGuard = both.lock().unwrap();
+    let busy: Option<MultiLockGuard> = both.try_lock().unwrap();
+    assert!(busy.is_none());
+    assert!(both.try_lock_for(SECOND / 10).unwrap().is_none());
+    assert!(guard.is_held() && guard.verify().unwrap());
+    let _: (Duration, &CancelToken, Option<Loss>) =
+        (guard.remaining(), guard.cancel_token(), guard.loss());
+    let token: Option<i64> = guard.fencing_token("/locks/a");
+    assert!(token.is_some() && guard.fencing_token("/locks/c").is_none());
+    let hold: Option<Hold> = guard.hold("/locks/b");
+    assert!(hold.unwrap().is_held());
+    let written: Result<bool> = guard.put("/data", "1");
+    assert!(written.unwrap());
+    let done: Result<FencedTxn> = guard.txn(Txn::new());
+    assert!(matches!(done.unwrap(), FencedTxn::Applied(_)));
+    assert!(std::thread::spawn(move || guard.unlock()).join().unwrap());
+    let value: Result<i32> = both.with_lock(|guard: &MultiLockGuard| {
+        assert!(guard.is_held());
+        7
+    });
+    assert_eq!(value.unwrap(), 7);
+    let _set_lost: LossReason = LossReason::SetLost;
+}
+
+#[test]
+fn the_selector_and_its_terms() {
+    struct Listener(crossbeam_channel::Sender<LeadershipTerm>);
+    impl LeaderSelectorListener for Listener {
+        fn take_leadership(&self, term: &LeadershipTerm) -> std::result::Result<(), BoxError> {
+            self.0.send(term.clone())?;
+            Ok(term.wait_until_finished()?)
+        }
+        fn relinquish_leadership(&self, _term: &LeadershipTerm) {}
+    }
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let builder: LeaderSelectorBuilder = LeaderSelector::builder(&client, "/elections/a");
+    let selector: LeaderSelector = builder
+        .ttl(SECOND * 5)
+        .client_id("host-7")
+        .interrupt_on_lease_loss(true)
+        .auto_requeue(false)
+        .resilience(LeaseResilience::new())
+        .on_lead(|term: &LeadershipTerm| -> std::result::Result<(), BoxError> {
+            assert!(term.is_leader());
+            Ok(())
+        })
+        .on_relinquish(|_term: &LeadershipTerm| ())
+        .build()
+        .unwrap();
+    assert!(!selector.is_leader() && !selector.is_finished());
+    assert!(matches!(selector.state(), SelectorState::Idle));
+    for _term in 0..2 {
+        let started: Result<()> = selector.start();
+        started.unwrap();
+        let waited: Result<()> = selector.wait_on_leadership_complete();
+        waited.unwrap();
+        let done: Result<bool> = selector.wait_on_leadership_complete_for(SECOND);
+        assert!(done.unwrap() && selector.is_finished());
+    }
+    loss_listeners!(selector);
+    recipe(&selector);
+    assert!(matches!(selector.state(), SelectorState::Closed));
+
+    let (tell, told) = crossbeam_channel::unbounded();
+    let selector = LeaderSelector::builder(&client, String::from("/elections/a"))
+        .client_id("host-8")
+        .listener(Box::new(Listener(tell)))
+        .build()
+        .unwrap();
+    selector.start().unwrap();
+    let term: LeadershipTerm = told.recv_timeout(LIMIT).unwrap();
+    assert!(term.is_leader() && term.verify().unwrap());
+    let number: i64 = term.fencing_token();
+    assert!(matches!(selector.state(), SelectorState::Leading { term } if term == number));
+    let _: (Duration, &CancelToken, String, Option<Loss>) =
+        (term.remaining(), term.cancel_token(), term.lock_key(), term.loss());
+    assert!(!term.wait_until_finished_for(SECOND / 100).unwrap());
+    let slept: Result<()> = term.sleep(SECOND / 100);
+    slept.unwrap();
+    let written: Result<bool> = term.put("/data", "1");
+    let proclaimed: Result<bool> = term.proclaim("at host-8");
+    assert!(written.unwrap() && proclaimed.unwrap());
+    let done: Result<FencedTxn> = term.txn(Txn::new());
+    assert!(matches!(done.unwrap(), FencedTxn::Applied(_)));
+    let participants: Vec<Participant> = selector.participants().unwrap();
+    let leader = &participants[0];
+    assert_eq!((&*leader.client_id, leader.is_leader, leader.position), ("host-8", true, 0));
+    assert_eq!((leader.term, leader.proposal_text()), (number, "at host-8".to_owned()));
+    let _: &Vec<u8> = &leader.proposal;
+    let resigned: Result<bool> = selector.resign();
+    assert!(resigned.unwrap() && !selector.resign_for(SECOND).unwrap());
+    term.wait_until_finished().unwrap();
+    let closed: Result<()> = selector.close();
+    closed.unwrap();
+    let _states = |position| [SelectorState::Waiting { position }, SelectorState::Closed];
+    let _failed: fn(Error) -> SelectorState = SelectorState::Failed;
+}
+
+#[test]
+fn the_latch() {
+    struct Listener;
+    impl LatchListener for Listener {
+        fn is_leader(&self, _term: i64) {}
+        fn not_leader(&self, _term: i64) {}
+    }
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let plain: LeaderLatch = LeaderLatch::new(&client, String::from("/elections/plain")).unwrap();
+    let builder: LeaderLatchBuilder = LeaderLatch::builder(&client, "/elections/a");
+    let latch: LeaderLatch = builder
+        .ttl(SECOND * 5)
+        .client_id("host-7")
+        .interrupt_on_lease_loss(true)
+        .resilience(LeaseResilience::new())
+        .build()
+        .unwrap();
+    let id: ListenerId = latch.add_listener(|event: &LatchEvent| match event {
+        LatchEvent::IsLeader { term } | LatchEvent::NotLeader { term } => {
+            let _: &i64 = term;
+        }
+        _ => {}
+    });
+    let other: ListenerId = latch.add_listener_with(Box::new(Listener));
+    let events: Subscription<LatchEvent> = latch.events();
+    assert!(matches!(latch.state(), LatchState::Idle));
+    let started: Result<()> = latch.start();
+    started.unwrap();
+    let waited: Result<()> = latch.wait();
+    waited.unwrap();
+    assert!(latch.wait_for(SECOND).unwrap() && latch.has_leadership());
+    let leadership: Option<Leadership> = latch.leadership();
+    let leadership: LeadershipTerm = leadership.unwrap();
+    let term = leadership.fencing_token();
+    assert!(leadership.put("/data", "1").unwrap());
+    assert!(matches!(latch.state(), LatchState::Leading { term: led } if led == term));
+    assert_eq!(events.recv_timeout(LIMIT).unwrap(), LatchEvent::IsLeader { term });
+    let participants: Vec<Participant> = latch.participants().unwrap();
+    assert!(participants[0].is_leader);
+    assert!(latch.remove_listener(id) && latch.remove_listener(other));
+    loss_listeners!(latch);
+    let closed: Result<()> = latch.close_with(CloseMode::Notify);
+    closed.unwrap();
+    assert_eq!(events.recv_timeout(LIMIT).unwrap(), LatchEvent::NotLeader { term });
+    assert!(matches!(latch.state(), LatchState::Closed));
+    recipe(&latch);
+    plain.close_with(CloseMode::Silent).unwrap();
+    recipe(&plain);
+    let _states = |position| LatchState::Waiting { position };
+    let _failed: fn(Error) -> LatchState = LatchState::Failed;
+}
+
+#[test]
+fn the_observer() {
+    let etcd = EtcdServer::start().unwrap();
+    let client = Client::connect([etcd.endpoint()]).unwrap();
+    let plain: LeaderObserver = LeaderObserver::new(&client, "/elections/plain").unwrap();
+    let builder: LeaderObserverBuilder =
+        LeaderObserver::builder(&client, String::from("/elections/a"));
+    let observer: LeaderObserver = builder.start_event(true).build().unwrap();
+    let id: ListenerId = observer.add_listener(|change: &LeaderChange| match change {
+        LeaderChange::Elected(leader) | LeaderChange::Proclaimed(leader) => {
+            let _: &Participant = leader;
+        }
+        LeaderChange::WatchFailed(error) => {
+            let _: &Error = error;
+        }
+        LeaderChange::Vacated => {}
+        _ => {}
+    });
+    let events: Subscription<LeaderChange> = observer.events();
+    let started: Result<()> = observer.start();
+    started.unwrap();
+    assert!(matches!(events.recv_timeout(LIMIT), Ok(LeaderChange::Vacated)));
+    let leader: Option<Participant> = observer.current_leader();
+    assert!(leader.is_none() && observer.remove_listener(id));
+    recipe(&observer);
+    recipe(&plain);
 }

@@ -5,8 +5,9 @@
 use std::time::{Duration, Instant};
 
 use etcd_recipes::{
-    Client, Error, ErrorKind, LeaseResilience, Mutex, MutexBuilder, ResilienceConfig,
-    RpcResilience, SelfHealingKeepAlive,
+    BoxError, Client, Error, ErrorKind, LeaderLatch, LeaderObserver, LeaderSelector,
+    LeaderSelectorListener, LeadershipTerm, LeaseResilience, MultiLock, Mutex, MutexBuilder,
+    ResilienceConfig, RpcResilience, RwLock, SelfHealingKeepAlive, Semaphore,
 };
 
 /// A port on which nothing listens.
@@ -34,23 +35,127 @@ fn at_once<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Each with the name that the refusal has to show.
+const BAD_PATHS: [(&str, &str); 6] = [
+    ("", "``"),
+    ("/", "`/`"),
+    ("/locks/", "`/locks/`"),
+    ("locks//a", "`locks//a`"),
+    ("//locks", "`//locks`"),
+    ("/locks/\0a", "`/locks/\\0a`"),
+];
+
+fn selector(client: &Client, path: &str) -> Result<LeaderSelector, Error> {
+    LeaderSelector::builder(client, path).on_lead(|_| Ok(())).build()
+}
+
 #[test]
 fn paths() {
     let client = client();
-    for (path, named) in [
-        ("", "``"),
-        ("/", "`/`"),
-        ("/locks/", "`/locks/`"),
-        ("locks//a", "`locks//a`"),
-        ("//locks", "`//locks`"),
-        ("/locks/\0a", "`/locks/\\0a`"),
-    ] {
+    for (path, named) in BAD_PATHS {
         refused(at_once(|| Mutex::new(&client, path)), named);
         refused(at_once(|| Mutex::builder(&client, path).build()), named);
+        refused(at_once(|| RwLock::new(&client, path)), named);
+        refused(at_once(|| RwLock::builder(&client, path).build()), named);
+        refused(at_once(|| Semaphore::new(&client, path, 1)), named);
+        refused(at_once(|| Semaphore::builder(&client, path, 1).build()), named);
+        refused(at_once(|| Semaphore::delete(&client, path)), named);
+        refused(at_once(|| selector(&client, path)), named);
+        refused(at_once(|| LeaderLatch::new(&client, path)), named);
+        refused(at_once(|| LeaderLatch::builder(&client, path).build()), named);
+        refused(at_once(|| LeaderObserver::new(&client, path)), named);
+        refused(at_once(|| LeaderObserver::builder(&client, path).build()), named);
     }
     for path in ["a", "/a", "a/b", "/locks/orders", "/ö/ü"] {
         assert!(Mutex::new(&client, path).is_ok());
+        assert!(RwLock::new(&client, path).is_ok());
+        assert!(Semaphore::new(&client, path, 1).is_ok());
+        assert!(selector(&client, path).is_ok());
+        assert!(LeaderLatch::new(&client, path).is_ok());
+        assert!(LeaderObserver::new(&client, path).is_ok());
     }
+}
+
+#[test]
+fn times_to_live_and_names_of_every_exclusive_recipe() {
+    let client = client();
+    let short = Duration::from_millis(999);
+    let zero = Duration::ZERO;
+    refused(at_once(|| RwLock::builder(&client, "/a").ttl(short).build()), "1s");
+    refused(at_once(|| Semaphore::builder(&client, "/a", 1).ttl(short).build()), "1s");
+    refused(at_once(|| LeaderLatch::builder(&client, "/a").ttl(short).build()), "1s");
+    refused(at_once(|| RwLock::builder(&client, "/a").ttl(zero).build()), "0ns");
+    refused(at_once(|| Semaphore::builder(&client, "/a", 1).ttl(zero).build()), "0ns");
+    refused(at_once(|| LeaderLatch::builder(&client, "/a").ttl(zero).build()), "0ns");
+    let lead = || LeaderSelector::builder(&client, "/a").on_lead(|_| Ok(()));
+    refused(at_once(|| lead().ttl(short).build()), "1s");
+    refused(at_once(|| lead().ttl(zero).build()), "0ns");
+    refused(at_once(|| lead().client_id("a/b").build()), "`a/b`");
+    refused(at_once(|| RwLock::builder(&client, "/a").client_id("a/b").build()), "`a/b`");
+    refused(at_once(|| Semaphore::builder(&client, "/a", 1).client_id("a:b").build()), "`a:b`");
+    refused(at_once(|| LeaderLatch::builder(&client, "/a").client_id("").build()), "``");
+}
+
+#[test]
+fn numbers_of_permits() {
+    let client = client();
+    refused(at_once(|| Semaphore::new(&client, "/a", 0)), "0 permits");
+    refused(at_once(|| Semaphore::builder(&client, "/a", 0).build()), "0 permits");
+    assert!(Semaphore::new(&client, "/a", u32::MAX).is_ok());
+    let three = Semaphore::new(&client, "/a", 3).unwrap();
+    let second = Duration::from_secs(1);
+    for (asked, named) in [(0, "0 permits"), (4, "4 permits"), (u32::MAX, "4294967295 permits")] {
+        refused(at_once(|| three.acquire_many(asked)), named);
+        refused(at_once(|| three.try_acquire_many(asked)), named);
+        refused(at_once(|| three.try_acquire_many_for(asked, second)), named);
+    }
+    refused(at_once(|| three.acquire_many(4)), "of 3 at most");
+    refused(at_once(|| three.acquire_many(4)), "Semaphore[/a]");
+    refused(at_once(|| three.resize(0)), "0 permits");
+    // More than one transaction can hold.
+    let many = Semaphore::new(&client, "/a", 1_000).unwrap();
+    refused(at_once(|| many.acquire_many(101)), "101 permits");
+    refused(at_once(|| many.acquire_many(101)), "of 100 at most");
+    refused(at_once(|| many.try_acquire_many(101)), "101 permits");
+    refused(at_once(|| many.try_acquire_many_for(101, second)), "101 permits");
+}
+
+#[test]
+fn sets_of_mutexes() {
+    let client = client();
+    let mutexes = |count: usize| {
+        let mutex = |n| Mutex::new(&client, format!("/locks/{n}")).unwrap();
+        (0..count).map(mutex).collect::<Vec<_>>()
+    };
+    refused(at_once(|| MultiLock::new([])), "a set of 0 mutexes");
+    refused(at_once(|| MultiLock::new(mutexes(61))), "a set of 61 mutexes");
+    assert!(at_once(|| MultiLock::new(mutexes(60))).is_ok());
+    assert!(at_once(|| MultiLock::new(mutexes(1))).is_ok());
+    let a = Mutex::new(&client, "/locks/a").unwrap();
+    let b = Mutex::new(&client, "/locks/b").unwrap();
+    refused(at_once(|| MultiLock::new([a.clone(), b.clone(), a.clone()])), "`/locks/a`");
+    let same = Mutex::new(&client, "/locks/a").unwrap();
+    refused(at_once(|| MultiLock::new([a.clone(), b, same])), "`/locks/a`");
+    let elsewhere = Mutex::new(&self::client(), "/locks/c").unwrap();
+    refused(at_once(|| MultiLock::new([a, elsewhere])), "of one client");
+}
+
+#[test]
+fn selectors_without_something_to_do_or_with_too_much() {
+    struct Listener;
+    impl LeaderSelectorListener for Listener {
+        fn take_leadership(&self, _term: &LeadershipTerm) -> Result<(), BoxError> {
+            Ok(())
+        }
+    }
+    let client = client();
+    let builder = || LeaderSelector::builder(&client, "/a");
+    refused(at_once(|| builder().build()), "`on_lead`");
+    refused(at_once(|| builder().on_relinquish(|_| ()).build()), "`on_lead`");
+    let listening = || builder().listener(Box::new(Listener));
+    refused(at_once(|| listening().on_lead(|_| Ok(())).build()), "not both");
+    refused(at_once(|| listening().on_relinquish(|_| ()).build()), "not both");
+    assert!(at_once(|| listening().build()).is_ok());
 }
 
 fn with_ttl(client: &Client, ttl: Duration) -> MutexBuilder {

@@ -737,7 +737,7 @@ impl Acquire {
 }
 
 /// Ready when one of them is cancelled.
-async fn any_cancelled<'a>(tokens: impl Iterator<Item = &'a CancelToken>) {
+pub(super) async fn any_cancelled<'a>(tokens: impl Iterator<Item = &'a CancelToken>) {
     let mut all: Vec<_> = tokens.map(|token| Box::pin(token.cancelled())).collect();
     poll_fn(|context| {
         let one = all.iter_mut().any(|token| token.as_mut().poll(context).is_ready());

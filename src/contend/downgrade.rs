@@ -22,9 +22,7 @@ impl Hold {
     /// Stops excluding others. An error says that etcd has refused it (the hold excludes as before,
     /// in a new epoch), or that the hold is lost, maybe only known from the answer.
     pub(crate) fn downgrade(self: &Arc<Hold>) -> Result<()> {
-        if !self.is_held() {
-            return Err(self.lost_error());
-        }
+        self.check_held()?;
         let value = self.contender().identity(ContenderMode::Read);
         *self.rewritten.lock() = Some(value.clone());
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -38,9 +36,17 @@ impl Hold {
         }
         let until = core.clock.now() + RELEASE_LIMIT.min(self.remaining());
         match core.block_shielded("downgrade", until, rewriting) {
-            Some(Err(refused)) => Err(refused),
-            Some(Ok(())) | None => Ok(()),
+            Some(Err(refused)) if self.is_held() => Err(refused),
+            _ => self.check_held(),
         }
+    }
+
+    fn check_held(&self) -> Result<()> {
+        if self.is_held() {
+            return Ok(());
+        }
+        self.check_may_ask()?;
+        Err(self.lost_error())
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::Contender;
+use super::acquire::any_cancelled;
 use super::identity::ContenderMode;
 use super::inbox::Inbox;
 use super::leave::{Leaver, Left, leave_all};
@@ -23,6 +24,7 @@ use crate::client::core::BoxFuture;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
+use crate::race::{Either, race};
 use crate::recipe::{RecipeCore, Signal};
 use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
 use crate::whitebox;
@@ -449,7 +451,7 @@ impl Hold {
     // ----- asking etcd ------------------------------------------------------------------------
 
     /// In a fork's child, and for a closed client or recipe, nothing can be asked any more.
-    fn check_may_ask(&self) -> Result<()> {
+    pub(super) fn check_may_ask(&self) -> Result<()> {
         if self.is_forked() {
             return self.contender.core.check_usable();
         }
@@ -463,24 +465,11 @@ impl Hold {
 
     /// The hold as etcd sees it now.
     pub(crate) fn verify(self: &Arc<Hold>) -> Result<bool> {
-        if !self.is_held() {
-            return self.check_may_ask().map(|()| false);
-        }
-        let hold = self.clone();
-        let recipe = Some(&*self.contender.recipe);
-        let verified = self.contender.core.block_on("guard.verify", recipe, async move {
-            hold.look("verify").await?;
-            Ok(hold.is_held())
-        });
-        match verified {
-            // It may be this very loss that interrupts, and that is the answer.
-            Err(error) if error.is_interrupted() && self.is_lost() => Ok(false),
-            verified => verified,
-        }
+        verify(vec![self.clone()])
     }
 
     /// Reads the keys and judges by what is found.
-    async fn look(self: &Arc<Hold>, op: &'static str) -> Result<()> {
+    async fn read_keys(self: &Arc<Hold>, op: &'static str) -> Result<()> {
         let core = &self.contender.core;
         for key in &self.keys {
             let read = core.range(op, key, None, core.operation_limit()).await?;
@@ -589,23 +578,80 @@ pub(crate) fn guarded(
 ) -> Result<Option<etcd_client::TxnResponse>> {
     let Some(first) = holds.first() else { return Ok(None) };
     // "Lost" is answered before the scope is looked at: it is the better reason.
-    if let Some(lost) = holds.iter().find(|hold| !hold.is_held()) {
-        return lost.check_may_ask().map(|()| None);
+    if !all_stand(&holds)? {
+        return Ok(None);
     }
     let core = first.contender.core.clone();
     core.clone().block_on(op, Some(recipe), async move {
         let fence: Vec<_> = holds.iter().flat_map(|hold| hold.fence()).collect();
         let txn = etcd_client::Txn::new().when(fence).and_then(then);
-        let response = core.txn(op, &key, Kind::Write, txn, core.operation_limit()).await?;
+        let asking = core.txn(op, &key, Kind::Write, txn, core.operation_limit());
+        let response = unless_closed(&holds, asking).await?;
         if response.succeeded() {
             return Ok(Some(response));
         }
         // Who was fenced off wants to know why soon: look at the keys.
         for hold in &holds {
-            let _ = hold.look("fenced").await;
+            let _ = hold.read_keys("fenced").await;
         }
         Ok(None)
     })
+}
+
+/// Whether all the holds stand, as far as is known here; an error if the client or the recipe of
+/// one is closed, of which the others may have been lost.
+fn all_stand(holds: &[Arc<Hold>]) -> Result<bool> {
+    if holds.iter().all(|hold| hold.is_held()) {
+        return Ok(true);
+    }
+    holds.iter().try_for_each(|hold| hold.check_may_ask())?;
+    Ok(false)
+}
+
+/// All the holds as etcd sees them now.
+pub(super) fn verify(holds: Vec<Arc<Hold>>) -> Result<bool> {
+    let Some(first) = holds.first().cloned() else { return Ok(true) };
+    if !all_stand(&holds)? {
+        return Ok(false);
+    }
+    let (core, recipe) = (&first.contender.core, Some(&*first.contender.recipe));
+    let asked = holds.clone();
+    let verified = core.block_on("guard.verify", recipe, async move {
+        let asking = async {
+            for hold in &asked {
+                hold.read_keys("verify").await?;
+            }
+            Ok(())
+        };
+        unless_closed(&asked, asking).await?;
+        Ok(asked.iter().all(|hold| hold.is_held()))
+    });
+    match verified {
+        // It may be this very loss that interrupts, and that is the answer.
+        Err(error) if error.is_interrupted() && holds.iter().any(|hold| hold.is_lost()) => {
+            Ok(false)
+        }
+        verified => verified,
+    }
+}
+
+/// Asks for several holds, until the recipe of one is closed. Of a single one the caller hears by
+/// itself.
+async fn unless_closed<T>(
+    holds: &[Arc<Hold>],
+    asking: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    if holds.len() == 1 {
+        return asking.await;
+    }
+    let closings = holds.iter().map(|hold| hold.contender.recipe.closed());
+    match race(asking, any_cancelled(closings)).await {
+        Either::First(answer) => answer,
+        Either::Second(()) => {
+            holds.iter().try_for_each(|hold| hold.contender.recipe.check_open())?;
+            Err(Error::internal("a recipe that was closed is open"))
+        }
+    }
 }
 
 impl Tenant for Hold {

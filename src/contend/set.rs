@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hold::{Hold, RELEASE_LIMIT};
+use super::hold::{Hold, RELEASE_LIMIT, verify};
 use super::leave::{Left, leave_all};
 use crate::CancelToken;
+use crate::error::Result;
 
 pub(crate) struct HoldSet {
     /// Never empty; in the order of their paths.
@@ -34,6 +35,11 @@ impl HoldSet {
 
     pub(crate) fn is_held(&self) -> bool {
         self.holds.iter().all(|hold| hold.is_held())
+    }
+
+    /// The holds as etcd sees them now.
+    pub(crate) fn verify(&self) -> Result<bool> {
+        verify(self.holds.clone())
     }
 
     pub(crate) fn remaining(&self) -> Duration {

@@ -418,20 +418,23 @@ impl LeaderLatch {
         let limit = END_LIMIT.min(self.base().contender.session.0.ttl);
         let until = core.clock.now() + limit;
         let closed = match ended {
-            Some(ended) if !core.on_io_thread() => {
+            // A closed client has seen to it.
+            Some(ended) if !core.on_io_thread() && !core.closed.is_cancelled() => {
                 let contender = self.base().contender.clone();
                 let ending = async move {
                     ended.cancelled().await;
                     contender.all_left().await;
                     Ok(())
                 };
-                core.block_shielded("latch.close", until, ending)
-                    .unwrap_or_else(|| Err(unconfirmed("etcd did not answer in time")))
+                match core.block_shielded("latch.close", until, ending) {
+                    Some(Ok(())) => Ok(()),
+                    _ => Err(unconfirmed("etcd did not answer in time")),
+                }
             }
             _ => Ok(()),
         };
         self.base().recipe().close(CLOSE_LIMIT);
-        if core.closed.is_cancelled() { Ok(()) } else { closed }
+        closed
     }
 }
 
@@ -486,6 +489,7 @@ impl Shared {
         drop(now);
         changed.cancel();
         self.stop.cancel();
+        self.base.recipe().closed().cancel();
         ended
     }
 

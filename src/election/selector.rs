@@ -288,7 +288,7 @@ impl LeaderSelector {
     /// Ends the term: [`is_leader`](LeaderSelector::is_leader) is `false` at once, the callback is
     /// interrupted, and when it has returned the leadership is given up. Waits until etcd has
     /// confirmed that; called by the callback itself it returns at once. `Ok(false)`: it does not
-    /// lead.
+    /// lead, or etcd answers that it led no more.
     ///
     /// # Errors
     ///

@@ -44,6 +44,8 @@ struct Now {
     done: CancelToken,
     /// The last term, until it is known to be out of etcd.
     term: Option<LeadershipTerm>,
+    /// Whether that term stood until it was given up.
+    stood: bool,
     /// Cancelled when that term's callback and release are done with.
     handed_over: CancelToken,
 }
@@ -83,6 +85,7 @@ impl Shared {
                 thread: None,
                 done,
                 term: None,
+                stood: false,
                 handed_over: CancelToken::new(),
             }),
         });
@@ -172,7 +175,7 @@ impl Shared {
                 Err(Stop::Interrupted) => return Err(Error::interrupted(op)),
             }
         }
-        Ok(term.loss().is_none())
+        Ok(self.now.lock().stood)
     }
 
     /// Ends everything, and waits for it within a bound.
@@ -182,6 +185,7 @@ impl Shared {
             return core.check_usable();
         }
         self.stop_all();
+        self.base.recipe().closed().cancel();
         if self.is_own_thread() || core.on_io_thread() {
             return Ok(());
         }
@@ -388,8 +392,12 @@ impl Run {
         self.record("`relinquish_leadership`", Ok(()), panicked);
         term.end();
         term.work_ended();
-        base.release(term.hold());
-        let handed_over = self.shared.now.lock().handed_over.clone();
+        let stood = base.release(term.hold());
+        let handed_over = {
+            let mut now = self.shared.now.lock();
+            now.stood = stood;
+            now.handed_over.clone()
+        };
         handed_over.cancel();
     }
 

@@ -265,12 +265,7 @@ impl MultiLockGuard {
     ///
     /// `Unreachable` after the operation timeout, `Interrupted`, `Closed`, `Forked`.
     pub fn verify(&self) -> Result<bool> {
-        for hold in self.set.holds() {
-            if !hold.verify()? {
-                return Ok(false);
-            }
-        }
-        Ok(self.is_held())
+        self.set.verify()
     }
 
     /// Writes a key if all the holds stand, decided inside etcd. `Ok(false)`: fenced, nothing was

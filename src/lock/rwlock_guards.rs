@@ -197,7 +197,8 @@ impl<'a> RwLockWriteGuard<'a> {
     /// # Errors
     ///
     /// The write guard comes back with the error: `InvalidArgument` while this thread has other
-    /// write guards of the lock; `Lost`; `PermissionDenied` and others that etcd answers.
+    /// write guards of the lock; `Lost`, also when etcd answers that the key is gone; `Closed`,
+    /// `Forked`; `PermissionDenied` and others that etcd answers.
     pub fn downgrade(
         mut guard: RwLockWriteGuard<'a>,
     ) -> std::result::Result<RwLockReadGuard<'a>, (RwLockWriteGuard<'a>, Error)> {
@@ -227,8 +228,8 @@ impl OwnedRwLockWriteGuard {
     ///
     /// # Errors
     ///
-    /// The write guard comes back with the error: `Lost`; `PermissionDenied` and others that etcd
-    /// answers.
+    /// The write guard comes back with the error: `Lost`, `Closed`, `Forked`; `PermissionDenied`
+    /// and others that etcd answers.
     pub fn downgrade(
         mut guard: OwnedRwLockWriteGuard,
     ) -> std::result::Result<OwnedRwLockReadGuard, (OwnedRwLockWriteGuard, Error)> {

@@ -1,7 +1,7 @@
 //! The table of outcomes: what every blocking call returns, by when and what it leaves behind,
 //! whatever happens to etcd, to its key, to its thread and to its client.
 //!
-//! The rows are in `rows.rs`, the columns in `table.rs`. `OUTCOME_CELLS=lock FrozenBefore` runs
+//! The rows are in `rows.rs` and `rows_*.rs`, the columns in `table.rs`. `OUTCOME_CELLS=lock FrozenBefore` runs
 //! the cells whose names contain each of these words.
 
 #![cfg(unix)]
@@ -10,6 +10,10 @@
 mod contexts;
 mod losses;
 mod rows;
+mod rows_elections;
+mod rows_multi;
+mod rows_rwlock;
+mod rows_semaphore;
 mod scan;
 mod stage;
 mod table;
@@ -30,7 +34,7 @@ use stage::Stage;
 use table::{Cell, SITUATIONS, Situation};
 
 /// How many cells run at a time.
-const CREW: usize = 4;
+const CREW: usize = 6;
 
 /// A cell that takes longer hangs.
 const CELL_LIMIT: Duration = Duration::from_secs(60);

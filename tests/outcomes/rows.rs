@@ -1,4 +1,6 @@
 //! The table: a row per public call that blocks, under the name it gives to the internal wait.
+//!
+//! Here are the mutex, presence, the barrier and the client, and what all rows have in common.
 
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use crate::table::{
     AFTER_OP, AFTER_SILENCE, AT_LIMIT, AT_LIMIT_FROM_DISTURBANCE, AT_ONCE, BUDGET, Cell, Cells, L,
     Left, PROMPT, Situation, TTL, WITHIN_LIMIT, WITHIN_OP, na, says,
 };
+use crate::{rows_elections, rows_multi, rows_rwlock, rows_semaphore};
 
 /// One call.
 pub(crate) struct Row {
@@ -24,8 +27,30 @@ pub(crate) struct Row {
     pub(crate) cells: Cells,
 }
 
+pub(crate) fn row(
+    op: &'static str,
+    call: &'static str,
+    script: fn(&Stage<'_>),
+    cells: Cells,
+) -> Row {
+    Row { op, call, script, cells }
+}
+
+/// All of them, the families in files of their own included.
 pub(crate) fn rows() -> Vec<Row> {
-    let row = |op, call, script, cells| Row { op, call, script, cells };
+    [
+        basic_rows(),
+        rows_rwlock::rows(),
+        rows_semaphore::rows(),
+        rows_multi::rows(),
+        rows_elections::rows(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn basic_rows() -> Vec<Row> {
     vec![
         row("mutex.lock", "Mutex::lock", lock, ACQUIRE),
         row("mutex.lock_owned", "Mutex::lock_owned", lock_owned, ACQUIRE),
@@ -37,7 +62,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("mutex.contenders", "Mutex::contenders", contenders, look("Ok(1)", "Ok(0)")),
         row("release", "MutexGuard::unlock", unlock, RELEASE),
         row("release", "OwnedMutexGuard::unlock", unlock_owned, RELEASE),
-        row("release", "drop of a guard", drop_guard, dropped(RELEASE)),
+        row("release", "drop of a guard", drop_guard, RELEASE.dropped()),
         row("guard.verify", "MutexGuard::verify", verify, look("Ok(true)", "Ok(false)")),
         row("guard.put", "MutexGuard::put", guard_put, guarded("Ok(false)")),
         row("guard.txn", "MutexGuard::txn", guard_txn, guarded("Ok(Fenced)")),
@@ -47,7 +72,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("transient.start", "TransientKeyValue::start", transient_start, START),
         row("transient.set", "TransientKeyValue::set", transient_set, SET),
         row("transient.close", "TransientKeyValue::close", transient_close, CLOSE),
-        row("transient.close", "drop of a TransientKeyValue", drop_transient, DROP),
+        row("transient.close", "drop of a TransientKeyValue", drop_transient, drop_of_recipe()),
         row("barrier.set", "Barrier::set", barrier_set, BARRIER_SET),
         row("barrier.set", "Barrier::set while set", barrier_set_again, BARRIER_SET_AGAIN),
         row("barrier.remove", "Barrier::remove", barrier_remove, BARRIER_REMOVE),
@@ -55,7 +80,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("barrier.wait", "Barrier::wait", barrier_wait, BARRIER_WAIT),
         row("barrier.wait_for", "Barrier::wait_for", barrier_wait_for, BARRIER_WAIT_FOR),
         row("barrier.close", "Barrier::close", barrier_close, CLOSE),
-        row("barrier.close", "drop of a Barrier", drop_barrier, DROP),
+        row("barrier.close", "drop of a Barrier", drop_barrier, drop_of_recipe()),
         row("client.get", "Client::get", get, read("Ok(before)")),
         row("client.get_prefix", "Client::get_prefix", get_prefix, read("Ok(1)")),
         row("client.count_prefix", "Client::count_prefix", count, read("Ok(1)")),
@@ -70,7 +95,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row("client.wait_ready", "Client::wait_ready", wait_ready, WAIT_READY),
         row("client.with_raw", "Client::with_raw", with_raw, WITH_RAW),
         row("client.close", "Client::close", close_client, CLOSE),
-        row("client.close", "drop of the last Client", drop_client, LAST_DROP),
+        row("client.close", "drop of the last Client", drop_client, last_drop()),
         row("cancel.wait", "CancelToken::wait", cancel_wait, CANCEL),
         row("cancel.wait_for", "CancelToken::wait_for", cancel_wait_for, CANCEL),
         row("cancel.sleep", "CancelToken::sleep", cancel_sleep, CANCEL),
@@ -84,19 +109,19 @@ pub(crate) fn rows() -> Vec<Row> {
 
 // ----- cells that rows have in common -------------------------------------------------------------
 
-const NO_OTHERS: &str = "it waits for nobody but etcd";
-const SHORT_LIMIT: &str = "the outage would outlast its limit";
-const NO_KEY: &str = "it has no key of its own";
+pub(crate) const NO_OTHERS: &str = "it waits for nobody but etcd";
+pub(crate) const SHORT_LIMIT: &str = "the outage would outlast its limit";
+pub(crate) const NO_KEY: &str = "it has no key of its own";
 const NO_RECIPE: &str = "it belongs to no recipe";
 const NO_ETCD: &str = "etcd has no part in it";
 
-const INTERRUPTED: Cell = says("Err(Interrupted)", PROMPT, Left::NoKey);
-const CLOSED: Cell = says("Err(Closed)", PROMPT, Left::NoKey);
+pub(crate) const INTERRUPTED: Cell = says("Err(Interrupted)", PROMPT, Left::NoKey);
+pub(crate) const CLOSED: Cell = says("Err(Closed)", PROMPT, Left::NoKey);
 /// Frozen, so that the key goes at the TTL if it was on its way.
-const CLOSED_FROZEN: Cell = says("Err(Closed)", PROMPT, Left::NothingAtTtl);
+pub(crate) const CLOSED_FROZEN: Cell = says("Err(Closed)", PROMPT, Left::NothingAtTtl);
 
 /// What is told to stop says so, where nothing of it can stand in etcd.
-const STOPS: Cells = Cells {
+pub(crate) const STOPS: Cells = Cells {
     frozen_before: na(""),
     frozen_during: na(NO_OTHERS),
     frozen_briefly: na(NO_OTHERS),
@@ -113,12 +138,12 @@ const STOPS: Cells = Cells {
 };
 
 /// Calls of the client itself.
-const OF_CLIENT: Cells =
+pub(crate) const OF_CLIENT: Cells =
     Cells { recipe_closed_before: na(NO_RECIPE), recipe_closed_during: na(NO_RECIPE), ..STOPS };
 
-const UNREACHABLE: Cell = says("Err(Unreachable)", AFTER_OP, Left::Any);
+pub(crate) const UNREACHABLE: Cell = says("Err(Unreachable)", AFTER_OP, Left::Any);
 
-const ACQUIRE: Cells = Cells {
+pub(crate) const ACQUIRE: Cells = Cells {
     frozen_before: says("Err(Unreachable)", AFTER_OP, Left::Nothing),
     frozen_during: says("Err(Unreachable)", AFTER_SILENCE, Left::NoKey),
     frozen_briefly: says("Ok(held)", AT_ONCE, Left::Key),
@@ -134,7 +159,7 @@ const ACQUIRE: Cells = Cells {
     recipe_closed_during: CLOSED,
 };
 
-const TRY_FOR: Cells = Cells {
+pub(crate) const TRY_FOR: Cells = Cells {
     frozen_before: says("Err(Unreachable)", AT_LIMIT, Left::Nothing),
     frozen_during: says("Ok(None)", AT_LIMIT_FROM_DISTURBANCE, Left::NoKey),
     frozen_briefly: na(SHORT_LIMIT),
@@ -145,7 +170,7 @@ const TRY_FOR: Cells = Cells {
     ..ACQUIRE
 };
 
-const TRY: Cells = Cells {
+pub(crate) const TRY: Cells = Cells {
     frozen_during: na(NO_OTHERS),
     frozen_briefly: na(NO_OTHERS),
     key_deleted: na("it does not stay in the queue"),
@@ -156,7 +181,7 @@ const TRY: Cells = Cells {
     ..ACQUIRE
 };
 
-const RELEASE: Cells = Cells {
+pub(crate) const RELEASE: Cells = Cells {
     frozen_before: says("true", BUDGET, Left::NothingAtTtl),
     killed_before: says("true", BUDGET, Left::NoKeyAtTtl),
     reply_lost: says("true", AT_ONCE, Left::NoKey),
@@ -172,7 +197,7 @@ const RELEASE: Cells = Cells {
 };
 
 /// A recipe's or a guard's read; `gone` is the truth once the key is deleted.
-const fn look(value: &'static str, gone: &'static str) -> Cells {
+pub(crate) const fn look(value: &'static str, gone: &'static str) -> Cells {
     Cells {
         frozen_before: UNREACHABLE,
         killed_before: UNREACHABLE,
@@ -184,7 +209,7 @@ const fn look(value: &'static str, gone: &'static str) -> Cells {
 }
 
 /// A guarded write; `fenced` says that it was not done.
-const fn guarded(fenced: &'static str) -> Cells {
+pub(crate) const fn guarded(fenced: &'static str) -> Cells {
     Cells {
         frozen_before: says("Err(OutcomeUnknown)", WITHIN_OP, Left::Any),
         killed_before: says("Err(Unreachable)", AFTER_OP, Left::NotWritten),
@@ -208,11 +233,11 @@ const FORCE_HEARD: Cells = Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left:
 const ASK: Cells =
     Cells { reply_lost: says("Ok(true)", WITHIN_OP, Left::Key), ..look("Ok(true)", "Ok(false)") };
 
-const UNCONFIRMED: Cell = says("Err(CleanupUnconfirmed)", BUDGET, Left::NothingAtTtl);
-const CONFIRMED: Cell = says("Ok(())", AT_ONCE, Left::NoKey);
+pub(crate) const UNCONFIRMED: Cell = says("Err(CleanupUnconfirmed)", BUDGET, Left::NothingAtTtl);
+pub(crate) const CONFIRMED: Cell = says("Ok(())", AT_ONCE, Left::NoKey);
 
 /// A close while something of ours stands.
-const CLOSE: Cells = Cells {
+pub(crate) const CLOSE: Cells = Cells {
     frozen_before: UNCONFIRMED,
     killed_before: UNCONFIRMED,
     reply_lost: CONFIRMED,
@@ -228,49 +253,27 @@ const CLOSE: Cells = Cells {
 };
 
 /// The lease is not the mutex's but the client's, and stays for a while.
-const CLOSE_MUTEX: Cells =
+pub(crate) const CLOSE_MUTEX: Cells =
     Cells { killed_before: says("Err(CleanupUnconfirmed)", BUDGET, Left::NoKeyAtTtl), ..CLOSE };
 
-/// A drop does the same as the call and does not say how it went.
-const fn dropped(cells: Cells) -> Cells {
-    const fn mute(cell: Cell) -> Cell {
-        match cell {
-            Cell::Says { when, left, .. } => says("dropped", when, left),
-            na => na,
-        }
-    }
-    Cells {
-        frozen_before: mute(cells.frozen_before),
-        frozen_during: mute(cells.frozen_during),
-        frozen_briefly: mute(cells.frozen_briefly),
-        killed_before: mute(cells.killed_before),
-        reply_lost: mute(cells.reply_lost),
-        key_deleted: mute(cells.key_deleted),
-        lease_revoked: mute(cells.lease_revoked),
-        cancelled_before: mute(cells.cancelled_before),
-        cancelled_during: mute(cells.cancelled_during),
-        client_closed_before: mute(cells.client_closed_before),
-        client_closed_during: mute(cells.client_closed_during),
-        recipe_closed_before: mute(cells.recipe_closed_before),
-        recipe_closed_during: mute(cells.recipe_closed_during),
-    }
-}
-
 /// Whoever drops a recipe is the only one that has it.
-const DROP: Cells =
-    Cells { recipe_closed_during: na("nobody else could close it"), ..dropped(CLOSE) };
+pub(crate) fn drop_of_recipe() -> Cells {
+    Cells { recipe_closed_during: na("nobody else could close it"), ..CLOSE.dropped() }
+}
 
 const THE_LAST: &str = "there is no other handle that could close it";
 
-const LAST_DROP: Cells = Cells {
-    client_closed_before: na(THE_LAST),
-    client_closed_during: na(THE_LAST),
-    recipe_closed_before: na("a recipe would keep the client"),
-    recipe_closed_during: na("a recipe would keep the client"),
-    key_deleted: na("a hold would keep the client"),
-    lease_revoked: na("a hold would keep the client"),
-    ..dropped(CLOSE)
-};
+fn last_drop() -> Cells {
+    Cells {
+        client_closed_before: na(THE_LAST),
+        client_closed_during: na(THE_LAST),
+        recipe_closed_before: na("a recipe would keep the client"),
+        recipe_closed_during: na("a recipe would keep the client"),
+        key_deleted: na("a hold would keep the client"),
+        lease_revoked: na("a hold would keep the client"),
+        ..CLOSE.dropped()
+    }
+}
 
 /// Nothing is kept alive that the caller was told failed.
 const START: Cells = Cells {
@@ -368,7 +371,7 @@ const fn read(value: &'static str) -> Cells {
     }
 }
 
-const WRITE: Cells = Cells {
+pub(crate) const WRITE: Cells = Cells {
     frozen_before: says("Err(OutcomeUnknown)", WITHIN_OP, Left::Any),
     killed_before: UNREACHABLE,
     reply_lost: says("Err(OutcomeUnknown)", AT_ONCE, Left::Any),
@@ -445,9 +448,9 @@ const CANCEL: Cells = Cells {
 
 // ----- how the calls are made ---------------------------------------------------------------------
 
-fn no_recipe() {}
+pub(crate) fn no_recipe() {}
 
-fn held<T>(guard: Option<&T>) -> String {
+pub(crate) fn held<T>(guard: Option<&T>) -> String {
     if guard.is_some() { "held" } else { "None" }.to_owned()
 }
 
@@ -521,7 +524,7 @@ fn contenders(stage: &Stage<'_>) {
     });
 }
 
-fn released(stood: bool, hold: &Hold) -> String {
+pub(crate) fn released(stood: bool, hold: &Hold) -> String {
     match hold.loss() {
         Some(loss) if loss.reason == LossReason::Closed => format!("{stood}, lost by Closed"),
         _ => stood.to_string(),
@@ -549,13 +552,13 @@ fn drop_guard(stage: &Stage<'_>) {
 }
 
 /// For a recipe that its dropping call takes along.
-fn close_before(stage: &Stage<'_>, recipe: &dyn Recipe) {
+pub(crate) fn close_before(stage: &Stage<'_>, recipe: &dyn Recipe) {
     if stage.situation == Situation::RecipeClosedBefore {
         recipe.close().unwrap();
     }
 }
 
-fn dropping<T>(what: T) -> String {
+pub(crate) fn dropping<T>(what: T) -> String {
     drop(what);
     "dropped".to_owned()
 }

@@ -2,13 +2,16 @@
 //!
 //! Whatever blocks passes `wait` or `wait_shielded` with its name as the first argument. So do
 //! the functions through which it gets there: those that have a parameter `op` and hand it on as
-//! the first argument. A name is the literal with which any of them is called.
+//! the first argument. A name is the literal with which any of them is called, at once or through
+//! a variable `op`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const PARAMETER: &str = "op: &'static str";
+
+const VARIABLE: &str = "let op = \"";
 
 /// Functions of these names have no other meaning in the library.
 const PLAIN: [&str; 3] = ["wait_shielded", "block", "block_shielded"];
@@ -29,7 +32,12 @@ pub(crate) fn op_names() -> BTreeMap<String, BTreeSet<PathBuf>> {
                 names.entry(name.to_owned()).or_default().insert(file.clone());
             }
         }
-        // A name in a variable is found where that variable is a parameter.
+        for (at, _) in text.match_indices(VARIABLE) {
+            let rest = &text[at + VARIABLE.len()..];
+            let name = rest.split('"').next().unwrap_or_default();
+            names.entry(name.to_owned()).or_default().insert(file.clone());
+        }
+        // A name in a variable is found above, or where that variable is a parameter.
         for argument in PLAIN.iter().flat_map(|function| first_arguments(text, function)) {
             assert!(
                 argument.starts_with('"') || is_word(argument, "op"),

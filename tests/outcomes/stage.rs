@@ -124,13 +124,17 @@ impl<'a> Stage<'a> {
     /// A mutex whose client has a connection and a session. As long as the client is open, what
     /// is left behind is taken away by it, and not by a TTL that passes.
     pub(crate) fn mutex(&self) -> Mutex {
-        let ttl = match self.situation {
+        self.mutex_with(&self.client, self.lock_ttl())
+    }
+
+    /// The TTL of a lock or a candidate under test.
+    pub(crate) fn lock_ttl(&self) -> Duration {
+        match self.situation {
             FrozenBefore | FrozenDuring | KilledBefore | CancelledDuring | RecipeClosedDuring => {
                 OUTLASTING
             }
             _ => self.ttl(),
-        };
-        self.mutex_with(&self.client, ttl)
+        }
     }
 
     pub(crate) fn mutex_with(&self, client: &Client, ttl: Duration) -> Mutex {
@@ -141,17 +145,22 @@ impl<'a> Stage<'a> {
 
     /// Somebody else holds the lock.
     pub(crate) fn rival(&self) {
-        self.other_key(format!("{}/0-rival", self.path));
+        self.rival_at("0-rival", "somebody");
+    }
+
+    /// Somebody else's key stands, here below the path.
+    pub(crate) fn rival_at(&self, name: &str, value: impl Into<Vec<u8>>) {
+        self.other_key(format!("{}/{name}", self.path), value.into());
     }
 
     /// Somebody else's barrier stands.
     pub(crate) fn gate(&self) {
-        self.other_key(self.path.clone());
+        self.other_key(self.path.clone(), "somebody".into());
     }
 
-    fn other_key(&self, key: String) {
+    fn other_key(&self, key: String, value: Vec<u8>) {
         let (lease, _) = self.witness.grant_lease(UNRENEWED).unwrap();
-        self.witness.put_with_lease(key.as_str(), "somebody", lease).unwrap();
+        self.witness.put_with_lease(key.as_str(), value, lease).unwrap();
         self.others.lock().push((key, lease));
     }
 
@@ -326,15 +335,17 @@ impl<'a> Stage<'a> {
 
     // ----- etcd -------------------------------------------------------------------------------
 
-    /// Our keys, with their leases.
+    /// Our keys, with their leases. A semaphore's count is configuration, and stays.
     fn own_keys(&self) -> Vec<(String, i64)> {
         let others = self.others.lock();
         let found = self.witness.get_prefix(self.path.as_str()).unwrap();
         let below = format!("{}/", self.path);
+        let count = format!("{below}permits");
         found
             .iter()
             .map(|kv| (kv.key_text(), kv.lease))
             .filter(|(key, _)| *key == self.path || key.starts_with(&below))
+            .filter(|(key, _)| *key != count)
             .filter(|(key, _)| others.iter().all(|(other, _)| other != key))
             .collect()
     }
@@ -379,9 +390,10 @@ impl<'a> Stage<'a> {
         let mut amiss = Vec::new();
         match self.left {
             Left::Any => {}
-            Left::Key => {
+            Left::Key | Left::Pair => {
                 let keys = self.own_keys();
-                if keys.len() != 1 {
+                let expected = if self.left == Left::Key { 1 } else { 2 };
+                if keys.len() != expected {
                     amiss.push(format!("keys {keys:?}"));
                 }
             }

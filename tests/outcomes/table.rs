@@ -112,6 +112,8 @@ pub(crate) enum Left {
     Any,
     /// One key of ours.
     Key,
+    /// Two keys of ours.
+    Pair,
     /// No key of ours after S.
     NoKey,
     /// No key of ours after TTL + S.
@@ -163,6 +165,52 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
+    /// The cells as `change` leaves them.
+    pub(crate) fn map(self, change: impl Fn(Situation, Cell) -> Cell) -> Cells {
+        let cell = |situation| change(situation, self.in_column(situation));
+        Cells {
+            frozen_before: cell(FrozenBefore),
+            frozen_during: cell(FrozenDuring),
+            frozen_briefly: cell(FrozenBriefly),
+            killed_before: cell(KilledBefore),
+            reply_lost: cell(ReplyLost),
+            key_deleted: cell(KeyDeleted),
+            lease_revoked: cell(LeaseRevoked),
+            cancelled_before: cell(CancelledBefore),
+            cancelled_during: cell(CancelledDuring),
+            client_closed_before: cell(ClientClosedBefore),
+            client_closed_during: cell(ClientClosedDuring),
+            recipe_closed_before: cell(RecipeClosedBefore),
+            recipe_closed_during: cell(RecipeClosedDuring),
+        }
+    }
+
+    /// These columns alone; what the others would show is shown by another row, as `reason` says.
+    pub(crate) fn only(self, columns: &[Situation], reason: &'static str) -> Cells {
+        self.map(|situation, cell| match cell {
+            Cell::Says { .. } if !columns.contains(&situation) => Cell::Na(reason),
+            cell => cell,
+        })
+    }
+
+    /// For a call that has two keys where another has one.
+    pub(crate) fn with_two_keys(self) -> Cells {
+        self.map(|_, cell| match cell {
+            Cell::Says { value, when, left: Left::Key } => {
+                Cell::Says { value, when, left: Left::Pair }
+            }
+            cell => cell,
+        })
+    }
+
+    /// A drop does the same as the call and does not say how it went.
+    pub(crate) fn dropped(self) -> Cells {
+        self.map(|_, cell| match cell {
+            Cell::Says { when, left, .. } => Cell::Says { value: "dropped", when, left },
+            na => na,
+        })
+    }
+
     pub(crate) fn in_column(&self, situation: Situation) -> Cell {
         match situation {
             FrozenBefore => self.frozen_before,
