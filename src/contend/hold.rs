@@ -582,7 +582,9 @@ pub(crate) fn guarded(
         return Ok(None);
     }
     let core = first.contender.core.clone();
-    core.clone().block_on(op, Some(recipe), async move {
+    let fenced_off = Arc::new(AtomicBool::new(false));
+    let fenced = fenced_off.clone();
+    let done = core.clone().block_on(op, Some(recipe), async move {
         let fence: Vec<_> = holds.iter().flat_map(|hold| hold.fence()).collect();
         let txn = etcd_client::Txn::new().when(fence).and_then(then);
         let asking = core.txn(op, &key, Kind::Write, txn, core.operation_limit());
@@ -590,12 +592,18 @@ pub(crate) fn guarded(
         if response.succeeded() {
             return Ok(Some(response));
         }
+        fenced.store(true, Ordering::Release);
         // Who was fenced off wants to know why soon: look at the keys.
         for hold in &holds {
             let _ = hold.read_keys("fenced").await;
         }
         Ok(None)
-    })
+    });
+    match done {
+        // It may be this very loss that interrupts, and that is the answer.
+        Err(error) if error.is_interrupted() && fenced_off.load(Ordering::Acquire) => Ok(None),
+        done => done,
+    }
 }
 
 /// Whether all the holds stand, as far as is known here; an error if the client or the recipe of
