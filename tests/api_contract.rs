@@ -465,7 +465,7 @@ fn the_mutex() {
     let owned: OwnedMutexGuard = mutex.lock_owned().unwrap();
     let busy: Option<OwnedMutexGuard> = mutex.try_lock_owned().unwrap();
     assert!(busy.is_none());
-    assert!(mutex.try_lock_owned_for(SECOND / 10).unwrap().is_none());
+    assert!(mutex.try_lock_owned_for(SECOND).unwrap().is_none());
     assert!(owned.is_held() && owned.verify().unwrap() && owned.put("/data", "2").unwrap());
     assert!(owned.hold().is_held() && owned.fencing_token() > token);
     let _: (Duration, &CancelToken, String, Option<Loss>) =
@@ -513,7 +513,7 @@ fn barriers() {
         .unwrap();
     let set: Result<bool> = barrier.set();
     assert!(set.unwrap() && barrier.is_set().unwrap());
-    assert!(!barrier.wait_for(SECOND / 10).unwrap());
+    assert!(!barrier.wait_for(SECOND).unwrap());
     let removed: Result<bool> = barrier.remove();
     assert!(removed.unwrap());
     let waited: Result<()> = barrier.wait();
@@ -647,7 +647,7 @@ fn the_read_write_lock() {
     guard!(beside);
     let _: SharedHold = beside.hold();
     assert!(lock.try_write_owned().unwrap().is_none());
-    assert!(lock.try_write_owned_for(SECOND / 10).unwrap().is_none());
+    assert!(lock.try_write_owned_for(SECOND).unwrap().is_none());
     assert!(downgraded.unlock() && second.unwrap().unlock() && third.unwrap().unlock());
     assert!(std::thread::spawn(move || beside.unlock()).join().unwrap());
     let alone: OwnedRwLockWriteGuard = lock.write_owned().unwrap();
@@ -698,7 +698,7 @@ fn the_semaphore() {
     assert_eq!(two.count(), 2);
     let busy: Option<Permit> = semaphore.try_acquire_many(2).unwrap();
     assert!(busy.is_none());
-    assert!(semaphore.try_acquire_many_for(2, SECOND / 10).unwrap().is_none());
+    assert!(semaphore.try_acquire_many_for(2, SECOND).unwrap().is_none());
     assert!(two.release());
     let value: Result<i32> = plain.with_permit(|permit: &Permit| {
         assert!(permit.is_held());
@@ -730,7 +730,7 @@ fn the_lock_of_several_mutexes() {
     let guard: MultiLockGuard = both.lock().unwrap();
     let busy: Option<MultiLockGuard> = both.try_lock().unwrap();
     assert!(busy.is_none());
-    assert!(both.try_lock_for(SECOND / 10).unwrap().is_none());
+    assert!(both.try_lock_for(SECOND).unwrap().is_none());
     assert!(guard.is_held() && guard.verify().unwrap());
     let _: (Duration, &CancelToken, Option<Loss>) =
         (guard.remaining(), guard.cancel_token(), guard.loss());

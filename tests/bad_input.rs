@@ -115,7 +115,7 @@ fn numbers_of_permits() {
     // More than one transaction can hold.
     let many = Semaphore::new(&client, "/a", 1_000).unwrap();
     refused(at_once(|| many.acquire_many(101)), "101 permits");
-    refused(at_once(|| many.acquire_many(101)), "of 100 at most");
+    refused(at_once(|| many.acquire_many(101)), "of 1 to 100");
     refused(at_once(|| many.try_acquire_many(101)), "101 permits");
     refused(at_once(|| many.try_acquire_many_for(101, second)), "101 permits");
 }
