@@ -15,7 +15,7 @@ use super::Contender;
 use super::ages::LASTING;
 use super::hold::Hold;
 use super::identity::ContenderMode;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Reachable};
 use super::leave::{Leaver, leave_all};
 use super::queue::{Attached, Verdict};
 use super::requests::{self, Enqueued, Part, Place, Tried};
@@ -536,6 +536,8 @@ impl Acquire {
             lane.wish.contender.stay(attached.queue(), lane.tickets[0].key(), created)
         };
         let _stays: Vec<_> = attached.iter().zip(&lanes.0).map(stay).collect();
+        let reach = |ticket: &Ticket| Reachable::new(ticket.session(), created);
+        let _reachable: Vec<_> = lanes.tickets().map(reach).collect();
         let begun = core.clock.now();
         // Once inside, a key stays inside as long as it stands, so each is waited for in turn.
         let mut places: Vec<_> = attached
