@@ -17,7 +17,7 @@ use super::Contender;
 use super::ages::LASTING;
 use super::hold::Hold;
 use super::identity::ContenderMode;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Reachable};
 use super::leave::{Leaver, leave_all};
 use super::queue::{Attached, Verdict, Waiting};
 use super::requests::{self, Enqueued, Part, Place, Tried};
@@ -570,6 +570,8 @@ impl Acquire {
             lane.wish.contender.stay(attached.queue(), lane.tickets[0].key(), created)
         };
         let _stays: Vec<_> = attached.iter().zip(&lanes.0).map(stay).collect();
+        let reach = |ticket: &Ticket| Reachable::new(ticket.session(), created);
+        let _reachable: Vec<_> = lanes.tickets().map(reach).collect();
         let begun = core.clock.now();
         let sessions = lanes.sessions();
         let mut places: Vec<_> = attached

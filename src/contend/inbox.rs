@@ -6,6 +6,7 @@
 //!
 //! The inbox is watched from when a hold or a wait has lasted a moment, so short ones pay nothing.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -88,7 +89,33 @@ impl Requests {
 
 /// A session's inbox, once it is watched.
 #[derive(Default)]
-pub(crate) struct Inbox(Mutex<Option<Open>>);
+pub(crate) struct Inbox(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    open: Option<Open>,
+    /// The create revisions of those who wait, so that one watch covers them all.
+    waits: BTreeSet<i64>,
+}
+
+/// A wait that will open the inbox if it lasts; over when dropped.
+pub(super) struct Reachable {
+    session: Arc<Session>,
+    create_revision: i64,
+}
+
+impl Reachable {
+    pub(super) fn new(session: &Arc<Session>, create_revision: i64) -> Reachable {
+        session.inbox.0.lock().waits.insert(create_revision);
+        Reachable { session: session.clone(), create_revision }
+    }
+}
+
+impl Drop for Reachable {
+    fn drop(&mut self) {
+        self.session.inbox.0.lock().waits.remove(&self.create_revision);
+    }
+}
 
 struct Open {
     /// The first revision that is covered.
@@ -101,13 +128,14 @@ impl Inbox {
     pub(super) fn open(session: &Arc<Session>, create_revision: i64) {
         let core = session.core();
         let prefix = inbox(core, session.lease());
-        let from = create_revision + 1;
-        let mut slot = session.inbox.0.lock();
-        match &mut *slot {
+        let mut state = session.inbox.0.lock();
+        let oldest = state.waits.first().map_or(create_revision, |wait| *wait);
+        let from = create_revision.min(oldest) + 1;
+        match &mut state.open {
             None => {
                 let spec = Spec { range: Range::Prefix(prefix), from, group: "inboxes" };
                 let watching = core.watches.watch(spec, Arc::new(Reader(Arc::downgrade(session))));
-                *slot = Some(Open { from, _watching: watching });
+                state.open = Some(Open { from, _watching: watching });
             }
             Some(open) if from < open.from => {
                 // Opened for a younger key: what came for this one before that is read.
@@ -119,7 +147,7 @@ impl Inbox {
     }
 
     pub(crate) fn close(&self) {
-        let open = self.0.lock().take();
+        let open = self.0.lock().open.take();
         drop(open);
     }
 }
