@@ -53,8 +53,8 @@ impl Linked {
     }
 }
 
-/// Whoever says that it leads stands first in etcd; one that does not has said so for the last
-/// time within a second.
+/// Nobody says that it leads while an older key stands; one whose key has gone has said so for the
+/// last time within a second.
 #[track_caller]
 fn check_no_phantom(direct: &Client, path: &str, all: &[&Linked]) {
     for one in all {
@@ -65,8 +65,10 @@ fn check_no_phantom(direct: &Client, path: &str, all: &[&Linked]) {
             .unwrap()
             .into_iter()
             .min_by_key(|found| found.create_revision);
-        let is_first = first.is_some_and(|first| first.create_revision == term.fencing_token());
-        if !is_first {
+        let first = first.map(|first| first.create_revision);
+        let behind = first.is_some_and(|first| first < term.fencing_token());
+        assert!(!behind, "{} leads behind another", one.candidate.id);
+        if first != Some(term.fencing_token()) {
             eventually(SLACK + NOISE, "a leader without the first key", || !term.is_leader());
         }
     }
