@@ -918,7 +918,8 @@ fn a_candidacy_heals_at_the_end_of_the_queue() {
         let term = leader.wait_leads();
         let b = Candidate::start(form, &clients[1], &path, "b", LONG);
         eventually(LIMIT, "b waits", || key_of(&etcd, &path, "b").is_some());
-        let _c = Candidate::start(form, &clients[2], &path, "c", LONG);
+        let c = Candidate::start(form, &clients[2], &path, "c", LONG);
+        let losses = [b.loss_events(), c.loss_events()];
         eventually(LIMIT, "c waits", || key_of(&etcd, &path, "c").is_some());
         let owners = || {
             let line = line(&etcd, &path);
@@ -940,6 +941,8 @@ fn a_candidacy_heals_at_the_end_of_the_queue() {
             if owners == ["a", "b", "c"] { Ok(()) } else { Err(owners) }
         });
         assert!(leader.term().unwrap().fencing_token() == term.fencing_token());
+        let lost = losses.iter().any(|losses| losses.try_recv().is_ok());
+        assert!(!lost, "a candidate has nothing to lose");
         leader.step_down();
         b.wait_leads();
     }
