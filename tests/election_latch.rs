@@ -109,7 +109,8 @@ fn a_close_wakes_a_wait() {
     let (client, other) = (connect(&etcd), connect(&etcd));
     let leader = started(&client, PATH);
     leader.wait().unwrap();
-    let closing: [(&str, fn(&LeaderLatch, &Client)); 2] = [
+    type Close = fn(&LeaderLatch, &Client);
+    let closing: [(&str, Close); 2] = [
         ("latch", |latch, _| latch.close().unwrap()),
         ("client", |_, client| client.close().unwrap()),
     ];
@@ -179,7 +180,8 @@ fn events_come_in_pairs_through_every_loss() {
     });
     let losses = latch.loss_events();
     latch.start().unwrap();
-    let lose: [(LossReason, &dyn Fn(&str)); 4] = [
+    type Take<'a> = &'a dyn Fn(&str);
+    let lose: [(LossReason, Take<'_>); 4] = [
         (LossReason::KeyDeleted, &|key| drop(etcd.ctl(["del", key]).unwrap())),
         (LossReason::LeaseGone, &|key| revoke_lease_of(&etcd, key)),
         (LossReason::KeyOverwritten, &|key| drop(etcd.ctl(["put", key, "x"]).unwrap())),
