@@ -323,7 +323,8 @@ impl LeaderSelector {
 
     /// Closes it: a wait ends, a term ends as by [`resign`](LeaderSelector::resign). Once this has
     /// returned `Ok` to another thread, no callback runs and none will. Called by the callback
-    /// itself it returns at once, and `relinquish` is the last call.
+    /// itself it returns at once, and `relinquish` is the last call. The close of the client does
+    /// the same, save that a callback that outlasts it leaves the key to the end of its lease.
     ///
     /// # Errors
     ///
