@@ -363,14 +363,18 @@ fn an_observer_may_be_closed_from_its_listener_and_with_its_client() {
     let leader = Candidate::start(Form::Latch, &client, PATH, "leader", LONG);
     leader.wait_leads();
     closed.recv_timeout(LIMIT).unwrap().unwrap().unwrap();
-    let other = connect(&etcd);
-    let second = LeaderObserver::new(&other, PATH).unwrap();
-    second.start().unwrap();
-    let events = second.events();
-    let (closed, took) = timed(|| other.close());
-    assert!(closed.is_ok() && took < PROMPT, "{took:?}");
-    assert!(events.recv_timeout(LIMIT).is_err_and(|error| !error.is_timeout()));
-    assert!(second.start().unwrap_err().is_closed() && !second.is_healthy());
+    // A close is no failure of the watch, whichever ends first.
+    for _ in 0..20 {
+        let other = connect(&etcd);
+        let second = LeaderObserver::new(&other, PATH).unwrap();
+        second.start().unwrap();
+        let events = second.events();
+        let (closed, took) = timed(|| other.close());
+        assert!(closed.is_ok() && took < PROMPT, "{took:?}");
+        assert!(events.recv_timeout(LIMIT).is_err_and(|error| !error.is_timeout()));
+        assert!(second.start().unwrap_err().is_closed() && !second.is_healthy());
+        assert!(second.errors().is_empty());
+    }
     // An etcd that is away does not hold a close up, nor a start for ever.
     let (proxy, _own, third) = behind_a_proxy(&etcd);
     proxy.set(Mode::Blackhole);

@@ -369,7 +369,8 @@ impl Sink for Seen {
     }
 
     fn failed(&self, error: Error) {
-        if self.recipe.closed().is_cancelled() {
+        // A client that closes ends its watches a moment before its recipes.
+        if error.is_closed() || self.recipe.closed().is_cancelled() {
             return;
         }
         self.failed.store(true, Ordering::Release);
