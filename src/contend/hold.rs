@@ -425,9 +425,17 @@ impl Hold {
         }
     }
 
-    /// The key is gone. The flag flips here and now; the caller sees to it that it is told.
+    /// The key is gone. The flag flips and the token fires here and now; the caller sees to it
+    /// that the rest is told.
     fn fall(&self) -> bool {
-        self.moved(HELD, FALLEN)
+        let fell = self.moved(HELD, FALLEN);
+        if fell {
+            self.cancel.cancel();
+            if let Some(set) = self.set.get().and_then(Weak::upgrade) {
+                set.cancel();
+            }
+        }
+        fell
     }
 
     /// Tells of a key that is gone, once it is known whether the key alone was deleted or the

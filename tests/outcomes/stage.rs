@@ -290,9 +290,14 @@ impl<'a> Stage<'a> {
         let before = match waits {
             Waits::ForEtcd => self.proxy.unary_calls(),
             Waits::AtGate | Waits::AtGateFor if self.situation != FrozenBefore => self.watchers(),
+            Waits::InQueue | Waits::InQueueFor if self.freezes_on_the_way() => self.watchers(),
             _ => 0,
         };
         self.before.store(before, Ordering::Release);
+    }
+
+    fn freezes_on_the_way(&self) -> bool {
+        matches!(self.situation, FrozenDuring | FrozenBriefly)
     }
 
     /// How many watches etcd serves; zero when it does not say so.
@@ -308,6 +313,10 @@ impl<'a> Stage<'a> {
         let before = self.before.load(Ordering::Acquire);
         match waits {
             Waits::ForEtcd => wait_until(over, || self.proxy.unary_calls() > before),
+            // The queue is watched once the call has had the answer that placed it.
+            Waits::InQueue | Waits::InQueueFor if self.freezes_on_the_way() => {
+                wait_until(over, || !self.own_keys().is_empty() && self.watchers() > before)
+            }
             Waits::InQueue | Waits::InQueueFor => wait_until(over, || !self.own_keys().is_empty()),
             Waits::AtGate | Waits::AtGateFor => wait_until(over, || self.watchers() > before),
             // Too early is as good: it is refused at its start, with the same outcome.
