@@ -104,10 +104,9 @@ pub use client::{
 pub use codec::Json;
 pub use codec::{Bytes, Codec, Text};
 pub use election::{
-    BoxError, CloseMode, LatchEvent, LatchListener, LatchState, LeaderChange, LeaderLatch,
+    BoxError, CandidateState, CloseMode, LatchEvent, LatchListener, LeaderChange, LeaderLatch,
     LeaderLatchBuilder, LeaderObserver, LeaderObserverBuilder, LeaderSelector,
     LeaderSelectorBuilder, LeaderSelectorListener, Leadership, LeadershipTerm, Participant,
-    SelectorState,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use fence::{FenceGate, FencingToken, StoredFenceGate};

@@ -12,17 +12,17 @@ use std::time::{Duration, SystemTime};
 use crossbeam_channel::Receiver;
 use etcd_recipes::testing::EtcdServer;
 use etcd_recipes::{
-    Barrier, BarrierBuilder, BoxError, Bytes, CancelToken, Client, ClientBuilder, CloseMode, Codec,
-    Compare, CompareOp, ConnectionState, Contender, ContenderMode, Error, ErrorEvent, ErrorKind,
-    FencedTxn, Hold, KeyValue, LatchEvent, LatchListener, LatchState, LeaderChange, LeaderLatch,
-    LeaderLatchBuilder, LeaderObserver, LeaderObserverBuilder, LeaderSelector,
+    Barrier, BarrierBuilder, BoxError, Bytes, CancelToken, CandidateState, Client, ClientBuilder,
+    CloseMode, Codec, Compare, CompareOp, ConnectionState, Contender, ContenderMode, Error,
+    ErrorEvent, ErrorKind, FencedTxn, Hold, KeyValue, LatchEvent, LatchListener, LeaderChange,
+    LeaderLatch, LeaderLatchBuilder, LeaderObserver, LeaderObserverBuilder, LeaderSelector,
     LeaderSelectorBuilder, LeaderSelectorListener, Leadership, LeadershipTerm, Lease, LeaseEvent,
     LeaseListener, LeaseResilience, ListenerId, Loss, LossListener, LossReason, MultiLock,
     MultiLockGuard, Mutex, MutexBuilder, MutexGuard, Op, OpResult, OwnedMutexGuard,
     OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Participant, Permit, Recipe, ResilienceConfig,
     Result, RetryPolicy, RpcResilience, RwLock, RwLockBuilder, RwLockReadGuard, RwLockWriteGuard,
-    SelectorState, SelfHealingKeepAlive, Semaphore, SemaphoreBuilder, SharedHold, Subscription,
-    Text, TransientBuilder, TransientKeyValue, Txn, TxnResult, WatchResilience,
+    SelfHealingKeepAlive, Semaphore, SemaphoreBuilder, SharedHold, Subscription, Text,
+    TransientBuilder, TransientKeyValue, Txn, TxnResult, WatchResilience,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -142,9 +142,9 @@ const _: () = {
     sends::<LeaderObserverBuilder>();
     send_sync::<Participant>();
     clones::<Participant>();
-    send_sync::<SelectorState>();
-    clones::<SelectorState>();
-    clones::<LatchState>();
+    send_sync::<CandidateState>();
+    clones::<CandidateState>();
+    clones::<CandidateState>();
     clones::<LatchEvent>();
     send_sync::<LeaderChange>();
     clones::<LeaderChange>();
@@ -778,7 +778,7 @@ fn the_selector_and_its_terms() {
         .build()
         .unwrap();
     assert!(!selector.is_leader() && !selector.is_finished());
-    assert!(matches!(selector.state(), SelectorState::Idle));
+    assert!(matches!(selector.state(), CandidateState::Idle));
     for _term in 0..2 {
         let started: Result<()> = selector.start();
         started.unwrap();
@@ -789,7 +789,7 @@ fn the_selector_and_its_terms() {
     }
     loss_listeners!(selector);
     recipe(&selector);
-    assert!(matches!(selector.state(), SelectorState::Closed));
+    assert!(matches!(selector.state(), CandidateState::Closed));
 
     let (tell, told) = crossbeam_channel::unbounded();
     let selector = LeaderSelector::builder(&client, String::from("/elections/a"))
@@ -801,7 +801,7 @@ fn the_selector_and_its_terms() {
     let term: LeadershipTerm = told.recv_timeout(LIMIT).unwrap();
     assert!(term.is_leader() && term.verify().unwrap());
     let number: i64 = term.fencing_token();
-    assert!(matches!(selector.state(), SelectorState::Leading { term } if term == number));
+    assert!(matches!(selector.state(), CandidateState::Leading { term } if term == number));
     let _: (Duration, &CancelToken, String, Option<Loss>) =
         (term.remaining(), term.cancel_token(), term.lock_key(), term.loss());
     assert!(!term.wait_until_finished_for(SECOND / 100).unwrap());
@@ -822,8 +822,8 @@ fn the_selector_and_its_terms() {
     term.wait_until_finished().unwrap();
     let closed: Result<()> = selector.close();
     closed.unwrap();
-    let _states = |position| [SelectorState::Waiting { position }, SelectorState::Closed];
-    let _failed: fn(Error) -> SelectorState = SelectorState::Failed;
+    let _states = |position| [CandidateState::Waiting { position }, CandidateState::Closed];
+    let _failed: fn(Error) -> CandidateState = CandidateState::Failed;
 }
 
 #[test]
@@ -852,7 +852,7 @@ fn the_latch() {
     });
     let other: ListenerId = latch.add_listener_with(Box::new(Listener));
     let events: Subscription<LatchEvent> = latch.events();
-    assert!(matches!(latch.state(), LatchState::Idle));
+    assert!(matches!(latch.state(), CandidateState::Idle));
     let started: Result<()> = latch.start();
     started.unwrap();
     let waited: Result<()> = latch.wait();
@@ -862,7 +862,7 @@ fn the_latch() {
     let leadership: LeadershipTerm = leadership.unwrap();
     let term = leadership.fencing_token();
     assert!(leadership.put("/data", "1").unwrap());
-    assert!(matches!(latch.state(), LatchState::Leading { term: led } if led == term));
+    assert!(matches!(latch.state(), CandidateState::Leading { term: led } if led == term));
     assert_eq!(events.recv_timeout(LIMIT).unwrap(), LatchEvent::IsLeader { term });
     let participants: Vec<Participant> = latch.participants().unwrap();
     assert!(participants[0].is_leader);
@@ -871,12 +871,12 @@ fn the_latch() {
     let closed: Result<()> = latch.close_with(CloseMode::Notify);
     closed.unwrap();
     assert_eq!(events.recv_timeout(LIMIT).unwrap(), LatchEvent::NotLeader { term });
-    assert!(matches!(latch.state(), LatchState::Closed));
+    assert!(matches!(latch.state(), CandidateState::Closed));
     recipe(&latch);
     plain.close_with(CloseMode::Silent).unwrap();
     recipe(&plain);
-    let _states = |position| LatchState::Waiting { position };
-    let _failed: fn(Error) -> LatchState = LatchState::Failed;
+    let _states = |position| CandidateState::Waiting { position };
+    let _failed: fn(Error) -> CandidateState = CandidateState::Failed;
 }
 
 #[test]

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use candidates::*;
 use etcd_recipes::testing::{EtcdServer, FaultProxy, Mode, eventually};
-use etcd_recipes::{Client, ErrorKind, LeaderSelector, LossReason, Recipe, SelectorState};
+use etcd_recipes::{CandidateState, Client, ErrorKind, LeaderSelector, LossReason, Recipe};
 use faults::{SLACK, full, margin, ttl};
 use parking_lot::Mutex as Lock;
-use support::{connect, keys, ms, patient, revoke_lease_of, wait_keys};
+use support::{calls_during, connect, keys, ms, patient, revoke_lease_of, settle, wait_keys};
 
 /// What a machine that runs several servers at once may add to any figure.
 const NOISE: Duration = Duration::from_millis(1500);
@@ -149,30 +149,6 @@ fn schedule(etcd: &EtcdServer, direct: &Client, form: Form, number: usize) {
                 Err(line)
             }
         });
-        check_no_phantom(direct, &path, &all);
-    }
-    let leader = settled(etcd, &path, all, &story);
-    let other = if leader.candidate.id == "a" { &b } else { &a };
-    check_no_phantom(direct, &path, &all);
-    if dice.roll(2) == 0 {
-        // The leader dies; what it thinks of itself goes with its deadline.
-        let term = leader.candidate.wait_leads();
-        leader.proxy.set(Mode::Blackhole);
-        let died = Instant::now();
-        let next = other.candidate.wait_leads();
-        let took = died.elapsed();
-        assert!(!term.is_leader(), "two leaders");
-        assert!(took < ttl() + SLACK + NOISE, "{path}: {took:?} after {story:?}");
-        assert!(next.fencing_token() > term.fencing_token());
-        assert!(line(etcd, &path).iter().all(|key| *key != term.lock_key()));
-        leader.proxy.set(Mode::Pass);
-        settled(etcd, &path, all, &story);
-        // On a machine that stood still it may have lost the next one, too.
-        if next.is_leader() {
-            let line = line(etcd, &path);
-            assert_eq!(line[0], next.lock_key(), "the leader's key is not the first");
-            assert_eq!(owner(&line[1]), leader.candidate.id, "the dead one comes again behind");
-        }
         check_no_phantom(direct, &path, &all);
     }
     for one in all {
@@ -397,7 +373,7 @@ fn a_candidate_that_queues_again_survives_everything() {
         eventually(ttl() + SLACK + NOISE, what, || {
             let first = keys(&etcd, &format!("{path}/"));
             match leader.state() {
-                SelectorState::Leading { term } if leader.is_leader() => {
+                CandidateState::Leading { term } if leader.is_leader() => {
                     assert_eq!(terms.lock().last(), Some(&term));
                     if first.len() == 1 { Ok(()) } else { Err(format!("{first:?}")) }
                 }
@@ -430,7 +406,7 @@ fn a_candidate_that_queues_again_survives_everything() {
     }
     thread::sleep(ttl());
     match leader.state() {
-        SelectorState::Waiting { .. } => {}
+        CandidateState::Waiting { .. } => {}
         state => panic!("it says {state:?} while etcd is away"),
     }
     proxy.set(Mode::Pass);
@@ -458,7 +434,7 @@ fn a_candidate_that_queues_again_survives_everything() {
     assert!(kinds.contains(&ErrorKind::CallbackFailed), "{kinds:?}");
     assert!(kinds.contains(&ErrorKind::ListenerPanicked), "{kinds:?}");
     leader.close().unwrap();
-    assert!(matches!(leader.state(), SelectorState::Closed));
+    assert!(matches!(leader.state(), CandidateState::Closed));
     wait_keys(&etcd, path, 0);
 }
 
@@ -511,29 +487,6 @@ fn a_leader_that_is_cut_off_ends_before_the_next_begins() {
 }
 
 // ----- what a hand-over costs -------------------------------------------------------------------
-
-/// The unary calls that etcd began to handle while `f` ran, by method.
-fn calls_during(etcd: &EtcdServer, f: impl FnOnce()) -> BTreeMap<String, u64> {
-    let before = etcd.unary_calls().unwrap();
-    f();
-    let mut calls = etcd.unary_calls().unwrap();
-    for (method, count) in before {
-        *calls.entry(method).or_default() -= count;
-    }
-    calls.retain(|_, count| *count > 0);
-    calls
-}
-
-fn settle(etcd: &EtcdServer) {
-    let mut before = etcd.unary_calls().unwrap();
-    eventually(Duration::from_secs(60), "quiet", || {
-        thread::sleep(ms(500));
-        let now = etcd.unary_calls().unwrap();
-        let quiet = now == before;
-        before = now;
-        quiet
-    });
-}
 
 /// A clean release costs the same number of calls however many wait: one by the leader, and none
 /// by the others.

@@ -14,8 +14,8 @@ use candidates::*;
 use crossbeam_channel::unbounded;
 use etcd_recipes::testing::{EtcdServer, FaultProxy, Mode, eventually};
 use etcd_recipes::{
-    CancelToken, Client, CloseMode, ConnectionState, ErrorKind, LatchEvent, LatchListener,
-    LatchState, LeaderLatch, LossReason, Recipe,
+    CancelToken, CandidateState, Client, CloseMode, ConnectionState, ErrorKind, LatchEvent,
+    LatchListener, LeaderLatch, LossReason, Recipe,
 };
 use parking_lot::Mutex as Lock;
 use support::{
@@ -63,7 +63,7 @@ fn a_latch_leads_from_its_turn_to_its_close() {
     let etcd = EtcdServer::start().unwrap();
     let (client, other) = (connect(&etcd), connect(&etcd));
     let first = latch(&client, PATH);
-    assert!(matches!(first.state(), LatchState::Idle));
+    assert!(matches!(first.state(), CandidateState::Idle));
     assert!(first.wait().unwrap_err().is_invalid_argument(), "not started");
     assert!(first.leadership().is_none());
     let events = record(&first);
@@ -73,11 +73,11 @@ fn a_latch_leads_from_its_turn_to_its_close() {
     assert!(first.has_leadership() && first.wait_for(Duration::ZERO).unwrap());
     let term = first.leadership().unwrap();
     let number = term.fencing_token();
-    assert!(matches!(first.state(), LatchState::Leading { term } if term == number));
+    assert!(matches!(first.state(), CandidateState::Leading { term } if term == number));
     assert!(term.put("/data", "first").unwrap());
     let second = started(&other, PATH);
     eventually(LIMIT, "the second waits", || match second.state() {
-        LatchState::Waiting { position: Some(1) } => Ok(()),
+        CandidateState::Waiting { position: Some(1) } => Ok(()),
         state => Err(state),
     });
     assert!(!second.wait_for(ms(100)).unwrap() && !second.has_leadership());
@@ -93,7 +93,7 @@ fn a_latch_leads_from_its_turn_to_its_close() {
     });
     assert!(second.leadership().unwrap().fencing_token() > number);
     assert!(!term.put("/data", "late").unwrap());
-    assert!(matches!(first.state(), LatchState::Closed));
+    assert!(matches!(first.state(), CandidateState::Closed));
     assert!(first.wait().unwrap_err().is_closed() && first.start().unwrap_err().is_closed());
     assert_eq!(*events.lock(), [number, -number]);
     assert_eq!(channel.iter().collect::<Vec<_>>(), [LatchEvent::NotLeader { term: number }]);
@@ -128,7 +128,7 @@ fn a_close_wakes_a_wait() {
             assert!(limited.join().unwrap().unwrap_err().is_closed());
             assert!(begun.elapsed() < PROMPT, "{name}: {:?}", begun.elapsed());
         });
-        assert!(matches!(waiting.state(), LatchState::Closed), "{name}");
+        assert!(matches!(waiting.state(), CandidateState::Closed), "{name}");
         wait_keys(&etcd, PATH, 1);
     }
     // A scope interrupts it, and no more than the wait.
@@ -145,7 +145,9 @@ fn a_close_wakes_a_wait() {
     // An idle one.
     let idle = latch(&client, PATH);
     client.close().unwrap();
-    assert!(matches!(idle.state(), LatchState::Closed) && idle.start().unwrap_err().is_closed());
+    assert!(
+        matches!(idle.state(), CandidateState::Closed) && idle.start().unwrap_err().is_closed()
+    );
 }
 
 #[test]
@@ -394,7 +396,7 @@ fn a_client_that_closes_takes_its_latches_along() {
     let ((), took) = timed(|| client.close().unwrap());
     assert!(took < PROMPT, "{took:?}");
     for latch in [&leader, &waiting] {
-        assert!(matches!(latch.state(), LatchState::Closed) && !latch.has_leadership());
+        assert!(matches!(latch.state(), CandidateState::Closed) && !latch.has_leadership());
         latch.close().unwrap();
     }
     assert_eq!(*events.lock(), [term.fencing_token(), -term.fencing_token()]);
@@ -440,7 +442,7 @@ fn a_latch_fails_visibly_and_may_be_started_again() {
     etcd.ctl(["put", "/elections/a/stone", "there"]).unwrap();
     let latch = started(&client, PATH);
     assert_eq!(latch.wait().unwrap_err().kind(), ErrorKind::ForeignKey);
-    assert!(matches!(latch.state(), LatchState::Failed(_)));
+    assert!(matches!(latch.state(), CandidateState::Failed(_)));
     assert_eq!(latch.error_count(), 1);
     etcd.ctl(["del", "/elections/a/stone"]).unwrap();
     latch.start().unwrap();
@@ -456,7 +458,7 @@ fn a_latch_waits_for_an_etcd_that_comes_late() {
     let latch = LeaderLatch::builder(&client, PATH).ttl(TTL).build().unwrap();
     latch.start().unwrap();
     eventually(LIMIT, "it has tried", || latch.error_count() > 1);
-    assert!(matches!(latch.state(), LatchState::Waiting { position: None }));
+    assert!(matches!(latch.state(), CandidateState::Waiting { position: None }));
     proxy.set(Mode::Pass);
     assert!(latch.wait_for(LIMIT).unwrap());
 }

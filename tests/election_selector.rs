@@ -17,9 +17,8 @@ use crossbeam_channel::{bounded, never, select, unbounded};
 use etcd_recipes::testing::EtcdServer;
 use etcd_recipes::testing::{Mode, eventually};
 use etcd_recipes::{
-    Barrier, BoxError, CancelToken, Client, ErrorKind, FencedTxn, LeaderSelector,
-    LeaderSelectorListener, LeadershipTerm, LossReason, Mutex, Op, Recipe, SelectorState,
-    Semaphore, Txn,
+    Barrier, BoxError, CancelToken, CandidateState, Client, ErrorKind, FencedTxn, LeaderSelector,
+    LeaderSelectorListener, LeadershipTerm, LossReason, Mutex, Op, Recipe, Semaphore, Txn,
 };
 use parking_lot::Mutex as Lock;
 use support::{
@@ -49,13 +48,13 @@ fn a_selector_waits_leads_and_is_idle_again() {
         })
         .build()
         .unwrap();
-    assert!(matches!(first.state(), SelectorState::Idle));
+    assert!(matches!(first.state(), CandidateState::Idle));
     assert!(!first.is_finished() && !first.is_leader());
     first.wait_on_leadership_complete().unwrap();
     first.start().unwrap();
     let term = eventually(LIMIT, "the first leads", || seen.lock().clone());
     let number = term.fencing_token();
-    assert!(matches!(first.state(), SelectorState::Leading { term } if term == number));
+    assert!(matches!(first.state(), CandidateState::Leading { term } if term == number));
     assert!(first.is_leader() && !first.is_finished());
     assert!(first.start().unwrap_err().is_invalid_argument(), "started twice");
 
@@ -64,7 +63,7 @@ fn a_selector_waits_leads_and_is_idle_again() {
     let second = rival(&other, PATH, &story);
     let waits = |position| {
         eventually(LIMIT, "a place in the queue", || match second.state() {
-            SelectorState::Waiting { position: Some(at) } if at == position => Ok(()),
+            CandidateState::Waiting { position: Some(at) } if at == position => Ok(()),
             state => Err(state),
         });
     };
@@ -88,13 +87,13 @@ fn a_selector_waits_leads_and_is_idle_again() {
 
     go.send(()).unwrap();
     first.wait_on_leadership_complete().unwrap();
-    assert!(matches!(first.state(), SelectorState::Idle));
+    assert!(matches!(first.state(), CandidateState::Idle));
     assert!(first.is_finished() && !first.is_leader() && !term.is_leader());
     assert!(term.loss().is_none() && term.remaining().is_zero());
     story.wait("rival");
     assert!(!term.put("/data", "late").unwrap() && !term.proclaim("late").unwrap());
     second.close().unwrap();
-    assert!(matches!(second.state(), SelectorState::Closed));
+    assert!(matches!(second.state(), CandidateState::Closed));
     assert!(second.start().unwrap_err().is_closed());
     assert!(keys(&etcd, PATH).is_empty());
     assert!(second.wait_on_leadership_complete().is_ok(), "it has led");
@@ -124,7 +123,7 @@ fn a_builder_needs_one_thing_to_do() {
     assert!(both.unwrap_err().is_invalid_argument());
     let idle = selector(&client, PATH).listener(Box::new(Nothing)).build().unwrap();
     client.close().unwrap();
-    assert!(matches!(idle.state(), SelectorState::Closed), "{:?}", idle.state());
+    assert!(matches!(idle.state(), CandidateState::Closed), "{:?}", idle.state());
     assert!(idle.start().unwrap_err().is_closed());
     idle.close().unwrap();
 }
@@ -370,7 +369,7 @@ fn relinquish_runs_shielded_between_the_callback_and_the_next_leader() {
             End::Failed => assert_eq!(errors, [ErrorKind::CallbackFailed]),
             End::Panicked => assert_eq!(errors, [ErrorKind::ListenerPanicked]),
         }
-        assert!(leader.is_finished() && matches!(leader.state(), SelectorState::Idle));
+        assert!(leader.is_finished() && matches!(leader.state(), CandidateState::Idle));
         next.close().unwrap();
     }
 }
@@ -412,7 +411,7 @@ fn a_rival_leads_only_after_a_callback_that_will_not_stop() {
         ("drop", Duration::from_secs(3), |leader, _| drop(leader)),
         ("client-close", Duration::from_secs(1), |leader, client| {
             client.close().unwrap();
-            assert!(matches!(leader.state(), SelectorState::Closed));
+            assert!(matches!(leader.state(), CandidateState::Closed));
         }),
         ("client-close-late", Duration::from_secs(4), |_leader, client| {
             let error = client.close().unwrap_err();
@@ -510,7 +509,7 @@ fn resigning_ends_this_term_and_no_other_however_often() {
         story.wait("rival");
         assert!(!leader.is_leader());
         eventually(LIMIT, "it stands behind", || match leader.state() {
-            SelectorState::Waiting { position: Some(1) } => Ok(()),
+            CandidateState::Waiting { position: Some(1) } => Ok(()),
             state => Err(state),
         });
         // After the term, while it waits.
@@ -684,7 +683,7 @@ impl Staged {
         assert_eq!(self.story.told(), ["lead", "led", "relinquished"]);
         if let Some(leader) = &*self.slot.lock() {
             eventually(LIMIT, "it is closed", || match leader.state() {
-                SelectorState::Closed => Ok(()),
+                CandidateState::Closed => Ok(()),
                 state => Err(state),
             });
             assert!(leader.errors().is_empty(), "{:?}", leader.errors());
@@ -749,7 +748,7 @@ fn listeners_may_close_the_selector() {
         revoke_lease_of(&etcd, &key);
         closed.recv_timeout(LIMIT).unwrap().unwrap();
         wait_keys(&etcd, &format!("{path}/"), 0);
-        assert!(matches!(staged.with(LeaderSelector::state), SelectorState::Closed));
+        assert!(matches!(staged.with(LeaderSelector::state), CandidateState::Closed));
         let told = staged.story.told();
         assert!(told.starts_with(&["lead".to_owned(), "led".to_owned()]), "{told:?}");
         assert_eq!(told.last().unwrap(), "relinquished");
@@ -788,7 +787,7 @@ fn after_a_close_no_callback_runs() {
                 .collect();
             closes.into_iter().for_each(|close| close.join().unwrap());
         });
-        assert!(matches!(leader.state(), SelectorState::Closed));
+        assert!(matches!(leader.state(), CandidateState::Closed));
         thread::sleep(ms(3));
         assert!(!running.load(Ordering::SeqCst), "a callback began after the close");
         assert!(keys(&etcd, PATH).is_empty(), "round {round}");
@@ -812,11 +811,11 @@ fn a_client_that_closes_takes_its_selectors_along() {
     let ((), took) = timed(|| client.close().unwrap());
     assert!(took < PROMPT, "{took:?}");
     for leader in [&waiting, &idle] {
-        assert!(matches!(leader.state(), SelectorState::Closed), "{:?}", leader.state());
+        assert!(matches!(leader.state(), CandidateState::Closed), "{:?}", leader.state());
         assert!(leader.start().unwrap_err().is_closed() && !leader.is_leader());
     }
     assert!(waiting.wait_on_leadership_complete().unwrap_err().is_closed());
-    assert!(matches!(staged.with(LeaderSelector::state), SelectorState::Closed));
+    assert!(matches!(staged.with(LeaderSelector::state), CandidateState::Closed));
     assert_eq!(staged.story.told(), ["lead", "led", "relinquished"]);
     story.wait("rival");
     assert_eq!(wait_participants(&next, 1)[0].client_id, "rival");
@@ -840,7 +839,7 @@ fn a_callback_may_close_its_client() {
     story.wait("rival");
     assert_eq!(wait_participants(&next, 1)[0].client_id, "rival");
     eventually(LIMIT, "closed", || {
-        staged.with(|leader| matches!(leader.state(), SelectorState::Closed))
+        staged.with(|leader| matches!(leader.state(), CandidateState::Closed))
     });
 }
 
@@ -966,7 +965,7 @@ fn a_key_without_a_lease_in_front_is_named_and_no_end() {
     let error = leader.wait_on_leadership_complete().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ForeignKey);
     assert!(error.to_string().contains("/elections/a/stone"), "{error}");
-    assert!(matches!(leader.state(), SelectorState::Failed(_)), "{:?}", leader.state());
+    assert!(matches!(leader.state(), CandidateState::Failed(_)), "{:?}", leader.state());
     assert!(leader.is_finished() && leader.errors().len() == 1);
     assert_eq!(keys(&etcd, PATH), ["/elections/a/stone"]);
     etcd.ctl(["del", "/elections/a/stone"]).unwrap();
@@ -984,7 +983,7 @@ fn a_candidate_waits_for_an_etcd_that_comes_late() {
     let leader = LeaderSelector::builder(&client, PATH).ttl(TTL).on_lead(park).build().unwrap();
     leader.start().unwrap();
     eventually(LIMIT, "it has tried", || leader.error_count() > 1);
-    assert!(matches!(leader.state(), SelectorState::Waiting { position: None }));
+    assert!(matches!(leader.state(), CandidateState::Waiting { position: None }));
     proxy.set(Mode::Pass);
     eventually(LIMIT, "it leads", || leader.is_leader());
     leader.close().unwrap();

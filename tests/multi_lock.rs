@@ -814,18 +814,6 @@ fn a_guarded_write_without_an_answer_says_that_its_outcome_is_unknown() {
 
 // ----- what it costs --------------------------------------------------------------------------
 
-/// The unary calls that etcd began to handle while `f` ran, by method.
-fn calls_during(etcd: &EtcdServer, f: impl FnOnce()) -> BTreeMap<String, u64> {
-    let before = etcd.unary_calls().unwrap();
-    f();
-    let mut calls = etcd.unary_calls().unwrap();
-    for (method, count) in before {
-        *calls.entry(method).or_default() -= count;
-    }
-    calls.retain(|_, count| *count > 0);
-    calls
-}
-
 fn txns(count: u64) -> BTreeMap<String, u64> {
     BTreeMap::from([("Txn".to_owned(), count)])
 }

@@ -22,34 +22,9 @@ fn long(client: &Client, path: &str) -> Mutex {
     Mutex::builder(client, path).ttl(LONG).build().unwrap()
 }
 
-/// The unary calls that etcd began to handle while `f` ran, by method.
-fn calls_during(etcd: &EtcdServer, f: impl FnOnce()) -> BTreeMap<String, u64> {
-    let before = etcd.unary_calls().unwrap();
-    f();
-    let mut calls = etcd.unary_calls().unwrap();
-    for (method, count) in before {
-        *calls.entry(method).or_default() -= count;
-    }
-    calls.retain(|_, count| *count > 0);
-    calls
-}
-
 /// How many reads there were: the keeper proves its first renewal with one.
 fn reads(etcd: &EtcdServer) -> u64 {
     etcd.unary_calls().unwrap().get("Range").copied().unwrap_or_default()
-}
-
-/// Waits until nobody asks etcd for anything: the reads that help a new watch out, and those that
-/// prove a new lease, are over.
-fn settle(etcd: &EtcdServer) {
-    let mut before = etcd.unary_calls().unwrap();
-    eventually(LIMIT, "quiet", || {
-        thread::sleep(ms(300));
-        let now = etcd.unary_calls().unwrap();
-        let quiet = now == before;
-        before = now;
-        quiet
-    });
 }
 
 /// A client whose session lives and has settled: its first renewal is proven.

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 
-use super::hold::{Found, Hold, RELEASE_LIMIT};
+use super::hold::{Hold, RELEASE_LIMIT};
 use super::identity::ContenderMode;
+use super::own_key::Found;
 use crate::client::call::Kind;
 use crate::error::{Error, Result};
 

@@ -13,20 +13,17 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::Contender;
-use super::acquire::any_cancelled;
 use super::identity::ContenderMode;
-use super::inbox::Inbox;
 use super::leave::{Leaver, Left, leave_all};
+use super::own_key::Found;
 use super::set::HoldSet;
 use crate::CancelToken;
-use crate::client::call::Kind;
 use crate::client::core::BoxFuture;
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::lease::{Loss, LossReason, Session, Tenant, Ticket};
-use crate::race::{Either, race};
 use crate::recipe::{RecipeCore, Signal};
-use crate::watch::{Entry, Event, EventKind, Flow, Range, Sink, Snapshot, Spec, Watching};
+use crate::watch::Watching;
 use crate::whitebox;
 
 /// Not handed out yet; a loss now is nobody's loss.
@@ -44,12 +41,12 @@ const WHY_LIMIT: Duration = Duration::from_millis(500);
 pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Hold {
-    contender: Arc<Contender>,
-    session: Arc<Session>,
+    pub(super) contender: Arc<Contender>,
+    pub(super) session: Arc<Session>,
     /// Never empty.
-    keys: Vec<Vec<u8>>,
-    create_revision: i64,
-    mode: ContenderMode,
+    pub(super) keys: Vec<Vec<u8>>,
+    pub(super) create_revision: i64,
+    pub(super) mode: ContenderMode,
     state: AtomicU8,
     pub(super) epoch: AtomicU32,
     /// What a downgrade writes, from before it is sent.
@@ -386,7 +383,7 @@ impl Hold {
     }
 
     /// Something happened to the key alone; the lease lives on.
-    fn lose_key(&self, reason: LossReason) {
+    pub(super) fn lose_key(&self, reason: LossReason) {
         let Some(mut tickets) = self.lose_by(reason, self.session.last_renewal()) else { return };
         if reason == LossReason::KeyOverwritten || tickets.len() > 1 {
             // A stranger's write keeps the create revision and drops the lease, so the key would
@@ -398,49 +395,22 @@ impl Hold {
         }
     }
 
-    /// Whether the key, as it was just found, is still ours; one that was written over is a loss.
-    fn is_ours(&self, found: Option<&Found<'_>>) -> bool {
-        let ours = found.filter(|found| found.create_revision == self.create_revision);
-        if ours.is_some_and(|found| found.version != 1 && !self.is_own_rewrite(found)) {
-            self.lose_key(LossReason::KeyOverwritten);
-        }
-        ours.is_some()
+    /// The key is gone. The flag flips here and now; the caller sees to it that it is told.
+    pub(super) fn fall(&self) -> bool {
+        self.moved(HELD, FALLEN)
     }
 
-    /// A stranger's write drops the lease, save one that wants to deceive.
-    fn is_own_rewrite(&self, found: &Found<'_>) -> bool {
-        if found.lease != self.session.lease() {
-            return false;
+    /// Keeps the watches on the own keys for as long as the hold stands.
+    pub(super) fn keep(&self, watching: Vec<Watching>) {
+        let mut slot = self.own_key_watches.lock();
+        if self.state.load(Ordering::Acquire) == HELD {
+            *slot = watching;
         }
-        // A leader proclaims as often as it likes; any other key is rewritten once, to share.
-        self.mode == ContenderMode::Lead
-            || (found.version == 2 && self.rewritten.lock().as_deref() == Some(found.value))
-    }
-
-    /// What the key, as it was just found, says about the hold.
-    pub(super) async fn judge(self: &Arc<Hold>, found: Option<&Found<'_>>) {
-        if !self.is_ours(found) && self.fall() {
-            // A task of its own: told it must be, even if the caller does not wait.
-            let _ = tokio::spawn(self.clone().tell_why()).await;
-        }
-    }
-
-    /// The key is gone. The flag flips and the token fires here and now; the caller sees to it
-    /// that the rest is told.
-    fn fall(&self) -> bool {
-        let fell = self.moved(HELD, FALLEN);
-        if fell {
-            self.cancel.cancel();
-            if let Some(set) = self.set.get().and_then(Weak::upgrade) {
-                set.cancel();
-            }
-        }
-        fell
     }
 
     /// Tells of a key that is gone, once it is known whether the key alone was deleted or the
     /// lease has ended, and with it every other hold on it.
-    async fn tell_why(self: Arc<Hold>) {
+    pub(super) async fn tell_why(self: Arc<Hold>) {
         let core = &self.contender.core;
         let until = core.clock.now() + WHY_LIMIT;
         if let Ok(None) = core.time_to_live("loss", self.session.lease(), until).await {
@@ -449,223 +419,10 @@ impl Hold {
         self.lose_key(LossReason::KeyDeleted);
     }
 
-    fn vanish(self: Arc<Hold>) {
+    pub(super) fn vanish(self: Arc<Hold>) {
         // Not handed out yet, it never is.
         if !self.moved(PENDING, ENDED) && self.fall() {
             self.contender.core.clone().runtime.spawn(self.tell_why());
-        }
-    }
-
-    // ----- asking etcd ------------------------------------------------------------------------
-
-    /// In a fork's child, and for a closed client or recipe, nothing can be asked any more.
-    pub(super) fn check_may_ask(&self) -> Result<()> {
-        if self.is_forked() {
-            return self.contender.core.check_usable();
-        }
-        match self.loss() {
-            Some(loss) if loss.reason == LossReason::Closed => {
-                Err(Error::closed(self.contender.recipe.identity()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The hold as etcd sees it now.
-    pub(crate) fn verify(self: &Arc<Hold>) -> Result<bool> {
-        verify(vec![self.clone()])
-    }
-
-    /// Reads the keys and judges by what is found.
-    async fn read_keys(self: &Arc<Hold>, op: &'static str) -> Result<()> {
-        let core = &self.contender.core;
-        for key in &self.keys {
-            let read = core.range(op, key, None, core.operation_limit()).await?;
-            self.judge(read.kvs().first().map(Found::from).as_ref()).await;
-        }
-        Ok(())
-    }
-
-    /// The compares that make a write depend on the hold, decided inside etcd. A downgrade
-    /// rewrites the key, and nothing else ever does, save a leader's proclamation.
-    pub(crate) fn fence(&self) -> Vec<etcd_client::Compare> {
-        use etcd_client::{Compare, CompareOp};
-        let created = self.create_revision;
-        let mut fence: Vec<_> = self
-            .keys
-            .iter()
-            .map(|key| Compare::create_revision(key.clone(), CompareOp::Equal, created))
-            .collect();
-        if self.mode != ContenderMode::Lead {
-            let unchanged = |key: &Vec<u8>| Compare::version(key.clone(), CompareOp::Equal, 1);
-            fence.extend(self.keys.iter().map(unchanged));
-        }
-        fence
-    }
-
-    /// Runs `then` in etcd if the hold still stands there; `None`: fenced, nothing was done.
-    pub(crate) fn guarded(
-        self: &Arc<Hold>,
-        op: &'static str,
-        key: Vec<u8>,
-        then: Vec<etcd_client::TxnOp>,
-    ) -> Result<Option<etcd_client::TxnResponse>> {
-        guarded(op, &self.contender.recipe, vec![self.clone()], key, then)
-    }
-
-    // ----- the watch on the own key -----------------------------------------------------------
-
-    /// From now on the own keys are watched, and others can ask for it.
-    pub(super) fn has_lasted(self: &Arc<Hold>) {
-        Inbox::open(&self.session, self.create_revision);
-        let core = &self.contender.core;
-        let watch = |key: &Vec<u8>| {
-            let spec = Spec {
-                range: Range::Key(key.clone()),
-                from: self.create_revision + 1,
-                group: "own-keys",
-            };
-            core.watches.watch(spec, Arc::new(OwnKey(Arc::downgrade(self))))
-        };
-        let watching: Vec<_> = self.keys.iter().map(watch).collect();
-        let mut slot = self.own_key_watches.lock();
-        if self.state.load(Ordering::Acquire) == HELD {
-            *slot = watching;
-        }
-    }
-}
-
-/// What was found of a key.
-pub(super) struct Found<'a> {
-    create_revision: i64,
-    version: i64,
-    lease: i64,
-    value: &'a [u8],
-}
-
-impl<'a> From<&'a etcd_client::KeyValue> for Found<'a> {
-    fn from(kv: &'a etcd_client::KeyValue) -> Found<'a> {
-        Found {
-            create_revision: kv.create_revision(),
-            version: kv.version(),
-            lease: kv.lease(),
-            value: kv.value(),
-        }
-    }
-}
-
-impl<'a> From<&'a Entry> for Found<'a> {
-    fn from(entry: &'a Entry) -> Found<'a> {
-        Found {
-            create_revision: entry.create_revision,
-            version: entry.version,
-            lease: entry.lease,
-            value: &entry.value,
-        }
-    }
-}
-
-impl<'a> From<&'a Event> for Found<'a> {
-    fn from(event: &'a Event) -> Found<'a> {
-        Found {
-            create_revision: event.create_revision,
-            version: event.version,
-            lease: event.lease,
-            value: &event.value,
-        }
-    }
-}
-
-/// Runs `then` in etcd if all the holds still stand there; `None`: fenced, nothing was done.
-pub(crate) fn guarded(
-    op: &'static str,
-    recipe: &Arc<RecipeCore>,
-    holds: Vec<Arc<Hold>>,
-    key: Vec<u8>,
-    then: Vec<etcd_client::TxnOp>,
-) -> Result<Option<etcd_client::TxnResponse>> {
-    let Some(first) = holds.first() else { return Ok(None) };
-    // "Lost" is answered before the scope is looked at: it is the better reason.
-    if !all_stand(&holds)? {
-        return Ok(None);
-    }
-    let core = first.contender.core.clone();
-    let fenced_off = Arc::new(AtomicBool::new(false));
-    let fenced = fenced_off.clone();
-    let done = core.clone().block_on(op, Some(recipe), async move {
-        let fence: Vec<_> = holds.iter().flat_map(|hold| hold.fence()).collect();
-        let txn = etcd_client::Txn::new().when(fence).and_then(then);
-        let asking = core.txn(op, &key, Kind::Write, txn, core.operation_limit());
-        let response = unless_closed(&holds, asking).await?;
-        if response.succeeded() {
-            return Ok(Some(response));
-        }
-        fenced.store(true, Ordering::Release);
-        // Who was fenced off wants to know why soon: look at the keys.
-        for hold in &holds {
-            let _ = hold.read_keys("fenced").await;
-        }
-        Ok(None)
-    });
-    match done {
-        // It may be this very loss that interrupts, and that is the answer.
-        Err(error) if error.is_interrupted() && fenced_off.load(Ordering::Acquire) => Ok(None),
-        done => done,
-    }
-}
-
-/// Whether all the holds stand, as far as is known here; an error if the client or the recipe of
-/// one is closed, of which the others may have been lost.
-fn all_stand(holds: &[Arc<Hold>]) -> Result<bool> {
-    if holds.iter().all(|hold| hold.is_held()) {
-        return Ok(true);
-    }
-    holds.iter().try_for_each(|hold| hold.check_may_ask())?;
-    Ok(false)
-}
-
-/// All the holds as etcd sees them now.
-pub(super) fn verify(holds: Vec<Arc<Hold>>) -> Result<bool> {
-    let Some(first) = holds.first().cloned() else { return Ok(true) };
-    if !all_stand(&holds)? {
-        return Ok(false);
-    }
-    let (core, recipe) = (&first.contender.core, Some(&*first.contender.recipe));
-    let asked = holds.clone();
-    let verified = core.block_on("guard.verify", recipe, async move {
-        let asking = async {
-            for hold in &asked {
-                hold.read_keys("verify").await?;
-            }
-            Ok(())
-        };
-        unless_closed(&asked, asking).await?;
-        Ok(asked.iter().all(|hold| hold.is_held()))
-    });
-    match verified {
-        // It may be this very loss that interrupts, and that is the answer.
-        Err(error) if error.is_interrupted() && holds.iter().any(|hold| hold.is_lost()) => {
-            Ok(false)
-        }
-        verified => verified,
-    }
-}
-
-/// Asks for several holds, until the recipe of one is closed. Of a single one the caller hears by
-/// itself.
-async fn unless_closed<T>(
-    holds: &[Arc<Hold>],
-    asking: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    if holds.len() == 1 {
-        return asking.await;
-    }
-    let closings = holds.iter().map(|hold| hold.contender.recipe.closed());
-    match race(asking, any_cancelled(closings)).await {
-        Either::First(answer) => answer,
-        Either::Second(()) => {
-            holds.iter().try_for_each(|hold| hold.contender.recipe.check_open())?;
-            Err(Error::internal("a recipe that was closed is open"))
         }
     }
 }
@@ -708,36 +465,5 @@ impl Tenant for Hold {
 
     fn work(&self) -> Option<CancelToken> {
         self.work.get().cloned()
-    }
-}
-
-struct OwnKey(Weak<Hold>);
-
-impl Sink for OwnKey {
-    fn deliver(&self, _revision: i64, events: Vec<Event>) -> Flow {
-        let Some(hold) = self.0.upgrade() else { return Flow::Continue };
-        for event in &events {
-            match event.kind {
-                // A put keeps the create revision, so what is not ours was deleted before.
-                EventKind::Put if hold.is_ours(Some(&Found::from(event))) => {}
-                EventKind::Put | EventKind::Delete => hold.clone().vanish(),
-            }
-        }
-        Flow::Continue
-    }
-
-    fn resync(&self, snapshot: Snapshot) {
-        if let Some(hold) = self.0.upgrade()
-            && !hold.is_ours(snapshot.entries.first().map(Found::from).as_ref())
-        {
-            hold.vanish();
-        }
-    }
-
-    fn failed(&self, error: Error) {
-        // The proof reads go on looking after the key.
-        if let Some(hold) = self.0.upgrade() {
-            log::debug!("watching `{}`: {error}", hold.shown_key());
-        }
     }
 }

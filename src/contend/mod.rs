@@ -9,14 +9,19 @@ mod downgrade;
 mod hold;
 mod identity;
 mod inbox;
+mod lanes;
 mod layout;
 mod leave;
 mod losses;
 mod mirror;
+mod own_key;
 mod places;
+mod proof;
 mod queue;
 mod requests;
 mod set;
+mod trying;
+mod turn;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -30,22 +35,25 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{SessionKey, Ticket};
 use crate::recipe::RecipeCore;
 
-pub(crate) use acquire::{Acquired, Wish, acquire, try_acquire};
+pub(crate) use acquire::{Acquired, acquire};
 pub(crate) use ages::Ages;
 pub(crate) use count::Count;
-pub(crate) use hold::{Hold, guarded};
+pub(crate) use hold::Hold;
 pub use identity::{Contender as ContenderInfo, ContenderMode};
 pub use inbox::ReleaseRequest;
 pub(crate) use inbox::{Inbox, Requests, Wanted};
+pub(crate) use lanes::Wish;
 use layout::Rule;
 pub(crate) use layout::{Layout, Standing, decode_count, encode_count};
 pub(crate) use losses::Losses;
 pub(crate) use mirror::{Gone, Mirror};
 pub(crate) use places::Places;
 pub use places::QueueProgress;
+pub(crate) use proof::guarded;
 pub(crate) use queue::Queues;
 pub(crate) use requests::read_queue;
 pub(crate) use set::HoldSet;
+pub(crate) use trying::try_acquire;
 
 /// Who contends, for what, and on which terms: what every acquire of one recipe shares.
 pub(crate) struct Contender {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hold::{Hold, RELEASE_LIMIT, verify};
+use super::hold::{Hold, RELEASE_LIMIT};
 use super::leave::{Left, leave_all};
+use super::proof::verify;
 use crate::CancelToken;
 use crate::error::Result;
 

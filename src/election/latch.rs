@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::participant::{self, Participant};
+use super::state::{CandidateState, Phase};
 use super::term::LeadershipTerm;
 use crate::cancel::CancelToken;
 use crate::client::Client;
@@ -60,28 +61,6 @@ pub enum CloseMode {
     Notify,
     /// Nothing.
     Silent,
-}
-
-/// What a latch is doing.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum LatchState {
-    /// Not started.
-    Idle,
-    /// Wants to lead.
-    Waiting {
-        /// How many are ahead, as far as it is known.
-        position: Option<usize>,
-    },
-    /// Leads.
-    Leading {
-        /// The number of the term.
-        term: i64,
-    },
-    /// Gave up for a reason that waiting does not mend; may be started again.
-    Failed(Error),
-    /// Closed.
-    Closed,
 }
 
 /// Leads from its turn until it is closed: leadership as a role of the process.
@@ -212,15 +191,6 @@ struct Now {
     ended: Option<CancelToken>,
 }
 
-#[derive(Clone)]
-enum Phase {
-    Idle,
-    Waiting,
-    Leading,
-    Failed(Error),
-    Closed,
-}
-
 impl LeaderLatch {
     /// A latch with default options; see [`builder`](LeaderLatch::builder) for the rest. No I/O.
     ///
@@ -282,17 +252,9 @@ impl LeaderLatch {
     }
 
     /// What it is doing. Asks nobody.
-    pub fn state(&self) -> LatchState {
+    pub fn state(&self) -> CandidateState {
         let phase = self.shared.now.lock().phase.clone();
-        match (phase, self.leadership()) {
-            (Phase::Idle, _) => LatchState::Idle,
-            (Phase::Leading, Some(term)) => LatchState::Leading { term: term.fencing_token() },
-            (Phase::Waiting | Phase::Leading, _) => {
-                LatchState::Waiting { position: self.base().contender.position() }
-            }
-            (Phase::Failed(error), _) => LatchState::Failed(error),
-            (Phase::Closed, _) => LatchState::Closed,
-        }
+        phase.shown(&self.base().contender, self.leadership().as_ref())
     }
 
     /// Blocks until it leads.

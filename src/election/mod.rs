@@ -9,14 +9,12 @@ mod observer;
 mod participant;
 mod selector;
 mod selector_run;
+mod state;
 mod term;
 
-pub use latch::{
-    CloseMode, LatchEvent, LatchListener, LatchState, LeaderLatch, LeaderLatchBuilder,
-};
+pub use latch::{CloseMode, LatchEvent, LatchListener, LeaderLatch, LeaderLatchBuilder};
 pub use observer::{LeaderChange, LeaderObserver, LeaderObserverBuilder};
 pub use participant::Participant;
-pub use selector::{
-    BoxError, LeaderSelector, LeaderSelectorBuilder, LeaderSelectorListener, SelectorState,
-};
+pub use selector::{BoxError, LeaderSelector, LeaderSelectorBuilder, LeaderSelectorListener};
+pub use state::CandidateState;
 pub use term::{LeadershipTerm, LeadershipTerm as Leadership};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::participant::{self, Participant};
 use super::selector_run::{Run, Shared};
+use super::state::CandidateState;
 use super::term::LeadershipTerm;
 use crate::client::Client;
 use crate::contend::Layout;
@@ -27,28 +28,6 @@ pub trait LeaderSelectorListener: Send + Sync + 'static {
     /// Runs after each `take_leadership`, however that ended, and before the key is given back;
     /// deaf to cancelled scopes. Does nothing unless it is written.
     fn relinquish_leadership(&self, _term: &LeadershipTerm) {}
-}
-
-/// What a selector is doing.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum SelectorState {
-    /// Not started, or finished and ready to be started again.
-    Idle,
-    /// Wants to lead.
-    Waiting {
-        /// How many are ahead, as far as it is known.
-        position: Option<usize>,
-    },
-    /// The callback runs; ask the [term](LeadershipTerm::is_leader) whether it still leads.
-    Leading {
-        /// The number of the term.
-        term: i64,
-    },
-    /// Gave up for a reason that waiting does not mend; ready to be started again.
-    Failed(Error),
-    /// Closed.
-    Closed,
 }
 
 /// Leads as long as a callback runs.
@@ -262,7 +241,7 @@ impl LeaderSelector {
     }
 
     /// What it is doing. Asks nobody.
-    pub fn state(&self) -> SelectorState {
+    pub fn state(&self) -> CandidateState {
         self.shared.state()
     }
 

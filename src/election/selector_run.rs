@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::selector::{BoxError, LeaderSelectorListener, SelectorState};
+use super::selector::{BoxError, LeaderSelectorListener};
+use super::state::{CandidateState, Phase};
 use super::term::LeadershipTerm;
 use crate::cancel::CancelToken;
 use crate::client::core::{BoxFuture, Owned, unconfirmed};
@@ -50,21 +51,6 @@ struct Now {
     handed_over: CancelToken,
 }
 
-#[derive(Clone)]
-enum Phase {
-    Idle,
-    Waiting,
-    Leading,
-    Failed(Error),
-    Closed,
-}
-
-impl Phase {
-    fn is_running(&self) -> bool {
-        matches!(self, Phase::Waiting | Phase::Leading)
-    }
-}
-
 impl Shared {
     pub(super) fn new(
         base: Arc<LockBase>,
@@ -103,20 +89,12 @@ impl Shared {
         now.started && !now.phase.is_running()
     }
 
-    pub(super) fn state(&self) -> SelectorState {
+    pub(super) fn state(&self) -> CandidateState {
         let (phase, term) = {
             let now = self.now.lock();
-            (now.phase.clone(), now.term.as_ref().map(LeadershipTerm::fencing_token))
+            (now.phase.clone(), now.term.clone())
         };
-        match (phase, term) {
-            (Phase::Idle, _) => SelectorState::Idle,
-            (Phase::Leading, Some(term)) => SelectorState::Leading { term },
-            (Phase::Waiting | Phase::Leading, _) => {
-                SelectorState::Waiting { position: self.base.contender.position() }
-            }
-            (Phase::Failed(error), _) => SelectorState::Failed(error),
-            (Phase::Closed, _) => SelectorState::Closed,
-        }
+        phase.shown(&self.base.contender, term.as_ref())
     }
 
     fn is_own_thread(&self) -> bool {

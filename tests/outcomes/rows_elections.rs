@@ -8,8 +8,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use etcd_recipes::{
-    Error, FencedTxn, LatchState, LeaderLatch, LeaderObserver, LeaderSelector, LeadershipTerm, Op,
-    Recipe, SelectorState, Txn,
+    CandidateState, Error, FencedTxn, LeaderLatch, LeaderObserver, LeaderSelector, LeadershipTerm,
+    Op, Recipe, Txn,
 };
 
 use crate::rows::{
@@ -227,9 +227,9 @@ fn campaign(stage: &Stage<'_>) {
         }
         loop {
             match selector.state() {
-                SelectorState::Leading { .. } => return "leads".to_owned(),
-                SelectorState::Closed => return "closed".to_owned(),
-                SelectorState::Failed(error) => return format!("Failed({:?})", error.kind()),
+                CandidateState::Leading { .. } => return "leads".to_owned(),
+                CandidateState::Closed => return "closed".to_owned(),
+                CandidateState::Failed(error) => return format!("Failed({:?})", error.kind()),
                 _ if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
                 _ => break,
             }
@@ -299,7 +299,7 @@ fn leading_latch(stage: &Stage<'_>) -> LeaderLatch {
     let latch = latch(stage);
     latch.start().unwrap();
     latch.wait().unwrap();
-    assert!(matches!(latch.state(), LatchState::Leading { .. }));
+    assert!(matches!(latch.state(), CandidateState::Leading { .. }));
     latch
 }
 

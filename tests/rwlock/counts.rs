@@ -12,32 +12,8 @@ use etcd_recipes::{OwnedRwLockWriteGuard, RwLock};
 use super::support::*;
 use super::{Held, Side, Waiter, wait_line, with_ttl};
 
-/// The unary calls that etcd began to handle while `f` ran, by method.
-fn calls_during(etcd: &EtcdServer, f: impl FnOnce()) -> BTreeMap<String, u64> {
-    let before = etcd.unary_calls().unwrap();
-    f();
-    let mut calls = etcd.unary_calls().unwrap();
-    for (method, count) in before {
-        *calls.entry(method).or_default() -= count;
-    }
-    calls.retain(|_, count| *count > 0);
-    calls
-}
-
 fn of(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
     calls.iter().map(|(method, count)| ((*method).to_owned(), *count)).collect()
-}
-
-/// Waits until nobody asks etcd for anything.
-fn settle(etcd: &EtcdServer) {
-    let mut before = etcd.unary_calls().unwrap();
-    eventually(LIMIT, "quiet", || {
-        thread::sleep(ms(400));
-        let now = etcd.unary_calls().unwrap();
-        let quiet = now == before;
-        before = now;
-        quiet
-    });
 }
 
 /// A lock whose session lives and has settled: its first renewal is proven.

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,31 @@ pub fn short(client: &Client, path: &str) -> Mutex {
 
 pub fn builder(client: &Client, path: &str) -> MutexBuilder {
     Mutex::builder(client, path).ttl(TTL)
+}
+
+/// The unary calls that etcd began to handle while `f` ran, by method.
+pub fn calls_during(etcd: &EtcdServer, f: impl FnOnce()) -> BTreeMap<String, u64> {
+    let before = etcd.unary_calls().unwrap();
+    f();
+    let mut calls = etcd.unary_calls().unwrap();
+    for (method, count) in before {
+        *calls.entry(method).or_default() -= count;
+    }
+    calls.retain(|_, count| *count > 0);
+    calls
+}
+
+/// Waits until nobody asks etcd for anything: the reads that help a new watch out, and those that
+/// prove a new lease, are over.
+pub fn settle(etcd: &EtcdServer) {
+    let mut before = etcd.unary_calls().unwrap();
+    eventually(Duration::from_secs(60), "quiet", || {
+        std::thread::sleep(ms(400));
+        let now = etcd.unary_calls().unwrap();
+        let quiet = now == before;
+        before = now;
+        quiet
+    });
 }
 
 /// The keys under a prefix, in etcd's own words.
