@@ -3,7 +3,12 @@
 //! # Overview
 //!
 //! - [`Client`] is the connection: cheap to clone, usable from any thread, made without I/O.
-//! - [`Mutex`] is a lock on a path, shared by every process that names it.
+//! - [`Mutex`] is a lock on a path, shared by every process that names it; [`RwLock`] lets readers
+//!   share it, [`Semaphore`] lets in as many as it has permits, [`MultiLock`] locks several as one.
+//! - [`LeaderSelector`] leads as long as a callback runs, [`LeaderLatch`] until it is closed;
+//!   [`LeaderObserver`] sees who leads.
+//! - [`FenceGate`] and [`StoredFenceGate`] guard what is not in etcd by the fencing token.
+//! - [`TransientKeyValue`] and [`Barrier`] are presence: they come back after an outage.
 //! - [`SelfHealingKeepAlive`] keeps a lease of your own and re-creates its keys when it dies.
 //! - [`CancelToken`] interrupts what blocks.
 //! - [`ResilienceConfig`] holds the limits and retry policies; every option states its default.
@@ -50,6 +55,7 @@
 //! | --- | --- |
 //! | `tls`, `tls-aws-lc` | `https` endpoints, with rustls over ring or aws-lc |
 //! | `tls-native-roots`, `tls-webpki-roots` | where the trust roots come from |
+//! | `json` | the codec `Json<T>` for values that serde knows |
 //! | `testing` | real etcd processes and a fault proxy, see the module `testing` |
 //!
 //! # Example: know whether you held the lock to the end
