@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Contender;
-use super::layout::{decode_count, encode_count};
+use super::layout::decode_count;
 use super::requests::{self, read_queue};
 use crate::client::call::Kind;
 use crate::clock::Instant;
@@ -64,7 +64,7 @@ impl Contender {
         until: Instant,
     ) -> Result<()> {
         match found {
-            Some(value) => self.take_over(&value),
+            Some(value) => self.follow(decode_count(&value)),
             None => self.fix_count(until).await,
         }
     }
@@ -76,7 +76,7 @@ impl Contender {
         if keys > count.current() as usize && count.is_agreed() {
             let read = read_queue(&self.core, op, &self.layout).await?;
             if let Some(found) = read.count {
-                self.take_over(&encode_count(found))?;
+                self.follow(Some(found))?;
             }
         }
         self.check_fit(keys, count.current() as usize)
@@ -91,9 +91,10 @@ impl Contender {
         Err(Error::invalid(format!("{identity}: {keys} permits at once, of {count} at most")))
     }
 
-    pub(crate) fn take_over(&self, value: &[u8]) -> Result<()> {
+    /// Takes over the count that stands there; `None` is something that is none.
+    pub(super) fn follow(&self, found: Option<u32>) -> Result<()> {
         let Some(count) = &self.count else { return Ok(()) };
-        let Some(found) = decode_count(value).filter(|found| *found != NONE) else {
+        let Some(found) = found.filter(|found| *found != NONE) else {
             let key = self.layout.count_key().unwrap_or_default();
             return Err(self.another_recipe(&key));
         };

@@ -181,11 +181,8 @@ impl Hold {
     fn is_overdue(&self) -> bool {
         let now = || self.contender.core.clock.now();
         let overdue = self.until.is_some_and(|until| now() >= until);
-        if overdue
-            && let Some(tickets) =
-                self.lose_by(LossReason::MaxHoldExceeded, self.session.last_renewal())
-        {
-            self.leave_in_background(tickets);
+        if overdue {
+            self.lose_and_leave(LossReason::MaxHoldExceeded);
         }
         overdue
     }
@@ -365,15 +362,26 @@ impl Hold {
         Some(self.take_tickets())
     }
 
+    /// Loses by a cause that leaves the keys standing: they are to go.
+    fn lose_and_leave(&self, reason: LossReason) {
+        if let Some(tickets) = self.lose_by(reason, self.session.last_renewal()) {
+            self.leave_in_background(tickets);
+        }
+    }
+
+    /// The keys of a lost hold are gone, or go with their lease.
+    fn settle(&self, tickets: Vec<Ticket>) {
+        tickets.into_iter().for_each(Ticket::settle);
+        self.left.cancel();
+    }
+
     /// Another hold of the set was lost. This one would still stand, so its key is to go.
     pub(super) fn lose_with_set(&self) {
         if !self.session.is_alive() {
             // Lost by itself: its session tells it, with the reason.
             return;
         }
-        if let Some(tickets) = self.lose_by(LossReason::SetLost, self.session.last_renewal()) {
-            self.leave_in_background(tickets);
-        }
+        self.lose_and_leave(LossReason::SetLost);
     }
 
     /// The recipe is being closed: the hold is lost, and its key is to be removed.
@@ -384,14 +392,13 @@ impl Hold {
 
     /// Something happened to the key alone; the lease lives on.
     pub(super) fn lose_key(&self, reason: LossReason) {
-        let Some(mut tickets) = self.lose_by(reason, self.session.last_renewal()) else { return };
+        let Some(tickets) = self.lose_by(reason, self.session.last_renewal()) else { return };
         if reason == LossReason::KeyOverwritten || tickets.len() > 1 {
             // A stranger's write keeps the create revision and drops the lease, so the key would
             // stay and block the queue; and of several permits only one may have gone.
             self.leave_in_background(tickets);
         } else {
-            tickets.drain(..).for_each(Ticket::settle);
-            self.left.cancel();
+            self.settle(tickets);
         }
     }
 
@@ -429,10 +436,8 @@ impl Hold {
 
 impl Tenant for Hold {
     fn lose(&self, reason: LossReason, last_renewal: SystemTime) {
-        // The keys go with the lease.
         if let Some(tickets) = self.lose_by(reason, last_renewal) {
-            tickets.into_iter().for_each(Ticket::settle);
-            self.left.cancel();
+            self.settle(tickets);
         }
     }
 

@@ -10,10 +10,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, Txn, TxnOp};
+use etcd_client::GetOptions;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::requests;
 use crate::client::call::Kind;
 use crate::client::core::Core;
 use crate::error::{Error, Result};
@@ -239,9 +240,7 @@ async fn take_up(session: Arc<Session>, key: Vec<u8>, create_revision: i64, requ
 
 /// Takes away the key of somebody who waits: it will not become a hold, and queues anew.
 async fn remove(core: &Core, key: &[u8], token: i64) {
-    let txn = Txn::new()
-        .when([Compare::create_revision(key, CompareOp::Equal, token)])
-        .and_then([TxnOp::delete(key, None)]);
+    let txn = requests::delete_if(key, token);
     if let Err(error) = core.txn("inbox", key, Kind::Repeatable, txn, core.operation_limit()).await
     {
         log::debug!("removing `{}`: {error}", core.shown(key));
@@ -259,9 +258,7 @@ pub(super) async fn take_out(
     // An earlier try may have done it although its answer was lost.
     let mut maybe_done = false;
     loop {
-        let txn = Txn::new()
-            .when([Compare::create_revision(key, CompareOp::Equal, create_revision)])
-            .and_then([TxnOp::delete(key, None)]);
+        let txn = requests::delete_if(key, create_revision);
         match core.txn(op, key, Kind::Write, txn, until).await {
             Ok(response) => return Ok(response.succeeded() || maybe_done),
             Err(error) if error.is_ambiguous() && core.clock.now() < until => maybe_done = true,

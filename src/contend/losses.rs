@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::lease::Loss;
-use crate::recipe::{Events, ListenerId, Listeners, RecipeCore, Subscription};
+use crate::recipe::{Broadcast, ListenerId, RecipeCore, Subscription};
 
 pub(crate) struct Losses {
     recipe: Weak<RecipeCore>,
-    listeners: Listeners<Loss>,
-    events: Events<Loss>,
+    told: Broadcast<Loss>,
     /// Losses whose guards are still around. The lock also orders "a listener is added" against
     /// "a loss is told", so that each listener hears of each loss exactly once.
     open: Mutex<Vec<Loss>>,
@@ -21,8 +20,7 @@ impl Losses {
     pub(crate) fn new(recipe: &Arc<RecipeCore>) -> Losses {
         Losses {
             recipe: Arc::downgrade(recipe),
-            listeners: Listeners::new(),
-            events: Events::new(),
+            told: Broadcast::default(),
             open: Mutex::new(Vec::new()),
         }
     }
@@ -34,9 +32,8 @@ impl Losses {
         if !guard_gone.load(Ordering::Acquire) {
             open.push(loss.clone());
         }
-        self.events.publish(loss.clone());
         if let Some(recipe) = self.recipe.upgrade() {
-            recipe.notify(&self.listeners, loss);
+            self.told.tell(&recipe, loss);
         }
     }
 
@@ -50,7 +47,7 @@ impl Losses {
     /// Adds a listener; losses whose guards are still around are told to it at once.
     pub(crate) fn add(&self, callback: Arc<dyn Fn(&Loss) + Send + Sync>) -> ListenerId {
         let open = self.open.lock();
-        let listener = self.listeners.add_listener(callback);
+        let listener = self.told.add(callback);
         let id = listener.id();
         if let Some(recipe) = self.recipe.upgrade() {
             for loss in open.iter() {
@@ -61,14 +58,14 @@ impl Losses {
     }
 
     pub(crate) fn remove(&self, id: ListenerId) -> bool {
-        self.listeners.remove(id)
+        self.told.remove(id)
     }
 
     pub(crate) fn subscribe(&self) -> Subscription<Loss> {
-        self.events.subscribe()
+        self.told.subscribe()
     }
 
     pub(super) fn close(&self) {
-        self.events.close();
+        self.told.close();
     }
 }

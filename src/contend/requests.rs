@@ -248,6 +248,13 @@ pub(super) fn heads_of(response: &TxnResponse) -> Vec<(Vec<u8>, i64)> {
     response.op_responses().iter().filter_map(head).collect()
 }
 
+/// Deletes the key if it is still the one created at this revision.
+pub(super) fn delete_if(key: &[u8], create_revision: i64) -> Txn {
+    Txn::new()
+        .when([Compare::create_revision(key, CompareOp::Equal, create_revision)])
+        .and_then([TxnOp::delete(key, None)])
+}
+
 fn absent(key: &[u8]) -> Compare {
     Compare::create_revision(key, CompareOp::Equal, 0)
 }
@@ -299,9 +306,7 @@ pub(crate) async fn remove_stray(
     key: Vec<u8>,
     create_revision: i64,
 ) {
-    let txn = Txn::new()
-        .when([Compare::create_revision(key.clone(), CompareOp::Equal, create_revision)])
-        .and_then([TxnOp::delete(key.clone(), None)]);
+    let txn = delete_if(&key, create_revision);
     let until = core.operation_limit();
     match core.txn("stray removal", &key, Kind::Repeatable, txn, until).await {
         Ok(_) => {

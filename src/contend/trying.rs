@@ -36,31 +36,33 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
             Either::First(lanes) => lanes,
             Either::Second(leaving) => return call.leave_empty_handed(leaving),
         };
-        let txn = requests::enqueue_if_empty(&lanes.parts());
+        let parts = lanes.parts();
+        let txn = requests::enqueue_if_empty(&parts);
         let request = core.txn("try_lock", lanes.first_key(), Kind::Write, txn, call.until());
         let answer = match call.in_time(request).await {
             Either::First(answer) => answer,
             Either::Second((leaving, None)) => {
+                drop(parts);
                 lanes.leave_open();
                 return call.leave_empty_handed(leaving);
             }
             // Answered in the last moment: as good as in time.
             Either::Second((_, Some(answer))) => answer,
         };
-        let joined = match answer {
-            Ok(response) => match requests::tried(&response, &lanes.parts()) {
-                Tried::Held { create_revision } => {
-                    Joined::In { lanes, create_revision, places: Vec::new() }
-                }
-                Tried::Busy => {
-                    lanes.settle();
-                    return Ok(None);
-                }
-                Tried::NothingInTheWay => {
-                    lanes.settle();
-                    return call.try_by_joining().await;
-                }
-            },
+        let tried = answer.map(|response| requests::tried(&response, &parts));
+        drop(parts);
+        let joined = match tried {
+            Ok(Tried::Held { create_revision }) => {
+                Joined::In { lanes, create_revision, places: Vec::new() }
+            }
+            Ok(Tried::Busy) => {
+                lanes.settle();
+                return Ok(None);
+            }
+            Ok(Tried::NothingInTheWay) => {
+                lanes.settle();
+                return call.try_by_joining().await;
+            }
             // Applied only if the queue was empty, so a key that is seen holds.
             Err(error) => call.recognise(lanes, error).await?,
         };
@@ -89,7 +91,7 @@ impl Acquire {
         self.hear();
         let count = match read.count {
             Some(count) => {
-                contender.take_over(&super::layout::encode_count(count))?;
+                contender.follow(Some(count))?;
                 contender.check_fit(keys, count as usize)?;
                 count
             }

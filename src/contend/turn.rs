@@ -37,10 +37,10 @@ impl Acquire {
             lane.wish.contender.stay(attached.queue(), lane.tickets[0].key(), created)
         };
         let _stays: Vec<_> = attached.iter().zip(&lanes.0).map(stay).collect();
-        let reach = |ticket: &Ticket| Reachable::new(ticket.session(), created);
-        let _reachable: Vec<_> = lanes.tickets().map(reach).collect();
-        let begun = core.clock.now();
         let sessions = lanes.sessions();
+        let _reachable: Vec<_> =
+            sessions.iter().map(|session| Reachable::new(session, created)).collect();
+        let begun = core.clock.now();
         let mut places: Vec<_> = attached
             .iter()
             .zip(&lanes.0)

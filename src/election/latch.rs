@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::lock::base::{CLOSE_LIMIT, LockBase, loss_surface, recipe_surface};
 use crate::lock::options::{LockOptions, lock_options};
 use crate::race::{Either, race};
-use crate::recipe::{Events, ListenerId, Listeners, Subscription};
+use crate::recipe::{Broadcast, ListenerId, Subscription};
 use crate::wait::{Parker, Stop, wait};
 
 /// The pause before an unreachable etcd is asked again, beyond what the calls themselves wait.
@@ -157,8 +157,7 @@ impl LeaderLatchBuilder {
                 ended: None,
             }),
             stop: CancelToken::new(),
-            listeners: Listeners::new(),
-            events: Events::new(),
+            told: Broadcast::default(),
             base,
         });
         let weak: Weak<dyn Owned> = Arc::<Shared>::downgrade(&shared);
@@ -166,7 +165,7 @@ impl LeaderLatchBuilder {
         let weak = Arc::downgrade(&shared);
         shared.base.contender.recipe.at_end(move || {
             if let Some(shared) = weak.upgrade() {
-                shared.events.close();
+                shared.told.close();
             }
         });
         Ok(LeaderLatch { shared })
@@ -178,8 +177,7 @@ struct Shared {
     now: Mutex<Now>,
     /// Cancelled by the close.
     stop: CancelToken,
-    listeners: Listeners<LatchEvent>,
-    events: Events<LatchEvent>,
+    told: Broadcast<LatchEvent>,
 }
 
 struct Now {
@@ -329,7 +327,7 @@ impl LeaderLatch {
     ) -> ListenerId {
         // Under the lock that orders the events, so that each listener hears whole pairs.
         let now = self.shared.now.lock();
-        let listener = self.shared.listeners.add_listener(Arc::new(listener));
+        let listener = self.shared.told.add(Arc::new(listener));
         if let (Phase::Leading, Some(term)) = (&now.phase, &now.term) {
             let event = LatchEvent::IsLeader { term: term.fencing_token() };
             self.base().recipe().notify_one(&listener, event);
@@ -348,12 +346,12 @@ impl LeaderLatch {
     /// Removes a listener; once this has returned, no new call of it starts (one that is running
     /// may be finishing).
     pub fn remove_listener(&self, id: ListenerId) -> bool {
-        self.shared.listeners.remove(id)
+        self.shared.told.remove(id)
     }
 
     /// The same events as a channel, for `select!`.
     pub fn events(&self) -> Subscription<LatchEvent> {
-        self.shared.events.subscribe()
+        self.shared.told.subscribe()
     }
 
     /// Gives up the leadership or the candidacy, for good; a leader's listeners hear of it.
@@ -457,8 +455,7 @@ impl Shared {
 
     /// Called with the lock that orders the events.
     fn tell(&self, event: LatchEvent) {
-        self.events.publish(event);
-        self.base.recipe().notify(&self.listeners, event);
+        self.told.tell(self.base.recipe(), event);
     }
 
     /// Moves on unless it was closed; says whether it did.

@@ -12,9 +12,7 @@ use crate::client::{Client, identity};
 use crate::contend::{Gone, Layout, Mirror};
 use crate::error::{Error, Result};
 use crate::lock::base::CLOSE_LIMIT;
-use crate::recipe::{
-    Events, HasCore, ListenerId, Listeners, Recipe, RecipeCore, Signal, Subscription,
-};
+use crate::recipe::{Broadcast, HasCore, ListenerId, Recipe, RecipeCore, Signal, Subscription};
 use crate::watch::{Entry, Event, Flow, Range, Sink, Snapshot, Spec, Watching};
 
 /// What an observer sees.
@@ -132,8 +130,7 @@ impl LeaderObserverBuilder {
         let seen = Arc::new(Seen {
             mirror: Mutex::new(Mirror::new(layout.clone())),
             leader: Mutex::new(None),
-            listeners: Listeners::new(),
-            events: Events::new(),
+            told: Broadcast::default(),
             failed: AtomicBool::new(false),
             layout,
             recipe,
@@ -141,7 +138,7 @@ impl LeaderObserverBuilder {
         let weak: Weak<Seen> = Arc::downgrade(&seen);
         seen.recipe.at_end(move || {
             if let Some(seen) = weak.upgrade() {
-                seen.events.close();
+                seen.told.close();
             }
         });
         let start_event = self.start_event;
@@ -216,18 +213,18 @@ impl LeaderObserver {
         &self,
         listener: impl Fn(&LeaderChange) + Send + Sync + 'static,
     ) -> ListenerId {
-        self.seen.listeners.add(Arc::new(listener))
+        self.seen.told.add(Arc::new(listener)).id()
     }
 
     /// Removes a listener; once this has returned, no new call of it starts (one that is running
     /// may be finishing).
     pub fn remove_listener(&self, id: ListenerId) -> bool {
-        self.seen.listeners.remove(id)
+        self.seen.told.remove(id)
     }
 
     /// The same changes as a channel, for `select!`.
     pub fn events(&self) -> Subscription<LeaderChange> {
-        self.seen.events.subscribe()
+        self.seen.told.subscribe()
     }
 
     /// Sees nothing from now on.
@@ -277,8 +274,7 @@ struct Seen {
     layout: Layout,
     mirror: Mutex<Mirror>,
     leader: Mutex<Option<Leader>>,
-    listeners: Listeners<LeaderChange>,
-    events: Events<LeaderChange>,
+    told: Broadcast<LeaderChange>,
     /// The watch has ended by itself.
     failed: AtomicBool,
 }
@@ -334,8 +330,7 @@ impl Seen {
     }
 
     fn tell(&self, change: LeaderChange) {
-        self.events.publish(change.clone());
-        self.recipe.notify(&self.listeners, change);
+        self.told.tell(&self.recipe, change);
     }
 }
 
@@ -376,8 +371,7 @@ impl Sink for Seen {
         self.failed.store(true, Ordering::Release);
         self.recipe.signal(Signal::Lost);
         self.recipe.record_error(error.clone());
-        self.events.publish_final(LeaderChange::WatchFailed(error.clone()));
-        self.recipe.notify(&self.listeners, LeaderChange::WatchFailed(error));
+        self.told.tell_final(&self.recipe, LeaderChange::WatchFailed(error));
     }
 }
 

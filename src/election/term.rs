@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::lease::Loss;
 use crate::lock::FencedTxn;
 use crate::lock::base::LockBase;
+use crate::lock::guard::{put_if_held, txn_if_held};
 
 /// One term of leadership; its clones are one.
 ///
@@ -42,7 +43,8 @@ pub struct LeadershipTerm {
 }
 
 struct Term {
-    base: Arc<LockBase>,
+    /// As a guard does, a term keeps its client open.
+    _base: Arc<LockBase>,
     hold: Arc<Hold>,
     /// Somebody has asked for the end: the leader is none from then on, whatever etcd says.
     asked_to_end: AtomicBool,
@@ -70,7 +72,7 @@ impl LeadershipTerm {
         };
         let term = LeadershipTerm {
             inner: Arc::new(Term {
-                base: base.clone(),
+                _base: base.clone(),
                 hold: hold.clone(),
                 asked_to_end: AtomicBool::new(false),
                 over,
@@ -193,9 +195,8 @@ impl LeadershipTerm {
         if self.inner.asked_to_end.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let key = self.inner.base.core().physical(&key.into());
-        let put = etcd_client::TxnOp::put(key.clone(), value.into(), None);
-        Ok(self.inner.hold.guarded("term.put", key, vec![put])?.is_some())
+        let holds = vec![self.inner.hold.clone()];
+        put_if_held("term.put", holds, key.into(), value.into())
     }
 
     /// Runs a transaction if the leadership stands, decided inside etcd together with the caller's
@@ -208,10 +209,7 @@ impl LeadershipTerm {
         if self.inner.asked_to_end.load(Ordering::Acquire) {
             return Ok(FencedTxn::Fenced);
         }
-        let core = self.inner.base.core();
-        let inner = etcd_client::TxnOp::txn(txn.for_etcd(core));
-        let response = self.inner.hold.guarded("term.txn", Vec::new(), vec![inner])?;
-        FencedTxn::from_etcd(core, response.as_ref())
+        txn_if_held("term.txn", vec![self.inner.hold.clone()], txn)
     }
 
     /// Publishes a value as the leader's proposal, if the leadership stands, decided inside etcd.

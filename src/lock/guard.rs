@@ -7,9 +7,8 @@ use std::sync::Arc;
 use super::mutex::Mutex;
 use super::thread_holds::{Leave, Side, ThreadHold};
 use super::view::View;
-use crate::client::TxnResult;
-use crate::client::core::Core;
-use crate::contend::Hold as HoldCore;
+use crate::client::{Txn, TxnResult};
+use crate::contend::{Hold as HoldCore, guarded};
 use crate::error::{Error, Result};
 
 /// What came of a guarded transaction.
@@ -24,18 +23,36 @@ pub enum FencedTxn {
     Fenced,
 }
 
-impl FencedTxn {
-    /// Sorts the answer to a guarded transaction whose only operation was the caller's own.
-    pub(crate) fn from_etcd(
-        core: &Core,
-        response: Option<&etcd_client::TxnResponse>,
-    ) -> Result<FencedTxn> {
-        let Some(response) = response else { return Ok(FencedTxn::Fenced) };
-        match TxnResult::from_etcd(core, response).nested() {
-            Some(result) if result.succeeded => Ok(FencedTxn::Applied(result)),
-            Some(result) => Ok(FencedTxn::CompareFailed(result)),
-            None => Err(Error::internal("a guarded transaction answered without its inner one")),
-        }
+/// Writes a key if all the holds stand; `false`: fenced, nothing was written.
+pub(crate) fn put_if_held(
+    op: &'static str,
+    holds: Vec<Arc<HoldCore>>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+) -> Result<bool> {
+    let Some(lead) = holds.first().map(|hold| hold.contender().clone()) else { return Ok(false) };
+    let key = lead.core.physical(&key);
+    let put = etcd_client::TxnOp::put(key.clone(), value, None);
+    Ok(guarded(op, &lead.recipe, holds, key, vec![put])?.is_some())
+}
+
+/// Runs the caller's own transaction if all the holds stand.
+pub(crate) fn txn_if_held(
+    op: &'static str,
+    holds: Vec<Arc<HoldCore>>,
+    txn: Txn,
+) -> Result<FencedTxn> {
+    let Some(lead) = holds.first().map(|hold| hold.contender().clone()) else {
+        return Ok(FencedTxn::Fenced);
+    };
+    let inner = etcd_client::TxnOp::txn(txn.for_etcd(&lead.core));
+    let Some(response) = guarded(op, &lead.recipe, holds, Vec::new(), vec![inner])? else {
+        return Ok(FencedTxn::Fenced);
+    };
+    match TxnResult::from_etcd(&lead.core, &response).nested() {
+        Some(result) if result.succeeded => Ok(FencedTxn::Applied(result)),
+        Some(result) => Ok(FencedTxn::CompareFailed(result)),
+        None => Err(Error::internal("a guarded transaction answered without its inner one")),
     }
 }
 
@@ -110,10 +127,8 @@ macro_rules! exclusive_guard_methods {
             key: impl Into<Vec<u8>>,
             value: impl Into<Vec<u8>>,
         ) -> crate::Result<bool> {
-            let hold = &self.view().hold;
-            let key = hold.contender().core.physical(&key.into());
-            let put = etcd_client::TxnOp::put(key.clone(), value.into(), None);
-            Ok(hold.guarded("guard.put", key, vec![put])?.is_some())
+            let holds = vec![self.view().hold.clone()];
+            crate::lock::guard::put_if_held("guard.put", holds, key.into(), value.into())
         }
 
         /// Runs a transaction if the hold stands, decided inside etcd together with the caller's
@@ -124,11 +139,8 @@ macro_rules! exclusive_guard_methods {
         ///
         /// As [`put`](Self::put).
         pub fn txn(&self, txn: crate::Txn) -> crate::Result<crate::FencedTxn> {
-            let hold = &self.view().hold;
-            let core = hold.contender().core.clone();
-            let inner = etcd_client::TxnOp::txn(txn.for_etcd(&core));
-            let response = hold.guarded("guard.txn", Vec::new(), vec![inner])?;
-            crate::FencedTxn::from_etcd(&core, response.as_ref())
+            let holds = vec![self.view().hold.clone()];
+            crate::lock::guard::txn_if_held("guard.txn", holds, txn)
         }
     };
 }

@@ -2,7 +2,7 @@
 
 mod administer;
 pub(crate) mod base;
-mod guard;
+pub(crate) mod guard;
 mod multi;
 mod mutex;
 pub(crate) mod options;

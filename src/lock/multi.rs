@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::guard::FencedTxn;
+use super::guard::{FencedTxn, put_if_held, txn_if_held};
 use super::mutex::Mutex;
 use super::thread_holds::ThreadHold;
 use super::view::{Hold, View};
@@ -12,7 +12,7 @@ use crate::CancelToken;
 use crate::client::Txn;
 use crate::client::core::Core;
 use crate::client::runtime::Abandon;
-use crate::contend::{self, Acquired, ContenderMode, HoldSet, Wish, guarded};
+use crate::contend::{self, Acquired, ContenderMode, HoldSet, Wish};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Loss;
 use crate::recipe::RecipeCore;
@@ -275,9 +275,7 @@ impl MultiLockGuard {
     ///
     /// As [`MutexGuard::put`](crate::MutexGuard::put).
     pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Result<bool> {
-        let key = self.locks.core().physical(&key.into());
-        let put = etcd_client::TxnOp::put(key.clone(), value.into(), None);
-        Ok(self.guarded("multi.put", key, vec![put])?.is_some())
+        put_if_held("multi.put", self.set.holds().to_vec(), key.into(), value.into())
     }
 
     /// Runs a transaction if all the holds stand, decided inside etcd together with the caller's
@@ -287,19 +285,7 @@ impl MultiLockGuard {
     ///
     /// As [`put`](MultiLockGuard::put).
     pub fn txn(&self, txn: Txn) -> Result<FencedTxn> {
-        let core = self.locks.core();
-        let inner = etcd_client::TxnOp::txn(txn.for_etcd(core));
-        let response = self.guarded("multi.txn", Vec::new(), vec![inner])?;
-        FencedTxn::from_etcd(core, response.as_ref())
-    }
-
-    fn guarded(
-        &self,
-        op: &'static str,
-        key: Vec<u8>,
-        then: Vec<etcd_client::TxnOp>,
-    ) -> Result<Option<etcd_client::TxnResponse>> {
-        guarded(op, self.locks.lead(), self.set.holds().to_vec(), key, then)
+        txn_if_held("multi.txn", self.set.holds().to_vec(), txn)
     }
 
     /// Releases all, and says whether they stood until now: `false` if one had been lost, or if

@@ -26,6 +26,12 @@ impl<E: Clone + Send + 'static> Broadcast<E> {
         recipe.notify(&self.listeners, event);
     }
 
+    /// As [`tell`](Broadcast::tell), for an event after which none comes: no queue drops it.
+    pub(crate) fn tell_final(&self, recipe: &RecipeCore, event: E) {
+        self.events.publish_final(event.clone());
+        recipe.notify(&self.listeners, event);
+    }
+
     pub(crate) fn add(&self, callback: Callback<E>) -> Listener<E> {
         self.listeners.add_listener(callback)
     }
