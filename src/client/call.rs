@@ -249,8 +249,12 @@ impl Core {
             Err(miss) if miss.class == Class::StaleLogin && connection.has_user() => {}
             outcome => return outcome,
         }
-        self.log_in(member, purpose, limit, connection, login).await?;
-        self.exchange(member, purpose, limit, connection, request).await
+        // On the heap, since it is rare and as large as all the rest of an attempt.
+        Box::pin(async {
+            self.log_in(member, purpose, limit, connection, login).await?;
+            self.exchange(member, purpose, limit, connection, request).await
+        })
+        .await
     }
 
     /// Sends one request on one connection and takes its answer.
@@ -302,6 +306,9 @@ impl Core {
         purpose: Purpose,
         limit: Instant,
     ) -> std::result::Result<Arc<Connection>, Miss> {
+        if let Some(connection) = self.members[member].made(purpose) {
+            return Ok(connection);
+        }
         let connect = Box::pin(self.members[member].connection(purpose, &self.config.dial));
         match race(connect, self.clock.sleep_until(limit)).await {
             Either::First(Ok(connection)) => Ok(connection),

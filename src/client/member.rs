@@ -149,6 +149,11 @@ impl Member {
         self.url.starts_with("https:")
     }
 
+    /// The connection for `purpose`, if it has been made.
+    pub(crate) fn made(&self, purpose: Purpose) -> Option<Arc<Connection>> {
+        self.slots[purpose as usize].try_lock().ok().and_then(|slot| slot.clone())
+    }
+
     /// The connection for `purpose`, made now if there is none. With a user this logs in, which
     /// is a round trip, and with TLS it is proved; else it touches no network.
     pub(crate) async fn connection(

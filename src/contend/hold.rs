@@ -282,7 +282,7 @@ impl Hold {
     }
 
     fn leaving(&self, tickets: Vec<Ticket>) -> impl Future<Output = Left> + Send + use<> {
-        let leaving = leave_all(self.leavers(tickets), self.create_revision);
+        let leaving = Box::pin(leave_all(self.leavers(tickets), self.create_revision));
         let gone = self.left.clone();
         async move {
             let left = leaving.await;

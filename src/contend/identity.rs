@@ -1,5 +1,6 @@
 //! What a contender writes into its key, for people and for `contenders()`.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,11 @@ pub enum ContenderMode {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Written {
-    client_id: String,
-    host: String,
+struct Written<'a> {
+    #[serde(borrow)]
+    client_id: Cow<'a, str>,
+    #[serde(borrow)]
+    host: Cow<'a, str>,
     pid: u32,
     /// Milliseconds since the epoch, by the contender's wall clock.
     since: u64,
@@ -68,24 +71,39 @@ pub struct Contender {
     pub is_holder: bool,
 }
 
-/// The value of a key that contends in this mode.
-pub(super) fn encode(client_id: &str, mode: ContenderMode) -> Vec<u8> {
-    let mode = match mode {
-        ContenderMode::Permit | ContenderMode::Lead => return client_id.as_bytes().to_vec(),
-        ContenderMode::Exclusive => None,
-        ContenderMode::Read => Some(WrittenMode::Read),
-        ContenderMode::Write => Some(WrittenMode::Write),
-    };
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let written = Written {
-        client_id: client_id.to_owned(),
-        host: host_name(),
-        pid: std::process::id(),
-        since: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-        mode,
-    };
-    // A struct of plain fields always encodes; the id alone would do in its place.
-    serde_json::to_vec(&written).unwrap_or_else(|_| client_id.as_bytes().to_vec())
+/// Who writes: what stays the same from key to key.
+pub(super) struct Author {
+    client_id: String,
+    host: String,
+    pid: u32,
+}
+
+impl Author {
+    pub(super) fn new(client_id: &str) -> Author {
+        Author { client_id: client_id.to_owned(), host: host_name(), pid: std::process::id() }
+    }
+
+    /// The value of a key that contends in this mode.
+    pub(super) fn sign(&self, mode: ContenderMode) -> Vec<u8> {
+        let mode = match mode {
+            ContenderMode::Permit | ContenderMode::Lead => {
+                return self.client_id.as_bytes().to_vec();
+            }
+            ContenderMode::Exclusive => None,
+            ContenderMode::Read => Some(WrittenMode::Read),
+            ContenderMode::Write => Some(WrittenMode::Write),
+        };
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let written = Written {
+            client_id: Cow::Borrowed(&self.client_id),
+            host: Cow::Borrowed(&self.host),
+            pid: self.pid,
+            since: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            mode,
+        };
+        // A struct of plain fields always encodes; the id alone would do in its place.
+        serde_json::to_vec(&written).unwrap_or_else(|_| self.client_id.as_bytes().to_vec())
+    }
 }
 
 /// Whether this value says that its key only reads.
@@ -93,7 +111,7 @@ pub(super) fn reads(value: &[u8]) -> bool {
     // Most values say nothing of the kind, and are not worth parsing.
     let may = value.windows(6).any(|part| part == br#""read""#);
     may && serde_json::from_slice(value)
-        .is_ok_and(|written: Written| written.mode == Some(WrittenMode::Read))
+        .is_ok_and(|written: Written<'_>| written.mode == Some(WrittenMode::Read))
 }
 
 /// Everyone in a queue, first to last. `shown` names a key as this client's users know it.
@@ -133,10 +151,10 @@ fn decode(
         contender.mode = ContenderMode::Permit;
         return contender;
     }
-    match serde_json::from_slice::<Written>(&entry.value) {
+    match serde_json::from_slice::<Written<'_>>(&entry.value) {
         Ok(written) => {
-            contender.client_id = written.client_id;
-            contender.host = Some(written.host);
+            contender.client_id = written.client_id.into_owned();
+            contender.host = Some(written.host.into_owned());
             contender.pid = Some(written.pid);
             contender.since =
                 SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(written.since));
@@ -157,14 +175,14 @@ mod tests {
 
     #[test]
     fn only_a_value_that_says_read_reads() {
-        assert!(reads(&encode("me", ContenderMode::Read)));
+        assert!(reads(&Author::new("me").sign(ContenderMode::Read)));
         for mode in [
             ContenderMode::Exclusive,
             ContenderMode::Write,
             ContenderMode::Permit,
             ContenderMode::Lead,
         ] {
-            assert!(!reads(&encode("me", mode)), "{mode:?}");
+            assert!(!reads(&Author::new("me").sign(mode)), "{mode:?}");
         }
         assert!(!reads(br#"{"client_id":"\"read\"","host":"h","pid":1,"since":2}"#));
         assert!(!reads(br#"{"mode":"read"}"#), "a stranger's value counts as exclusive");

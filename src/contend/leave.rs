@@ -35,7 +35,7 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
     // An earlier try may have deleted the keys although its answer was lost.
     let mut maybe_deleted = false;
     if keys > 1 && keys + leavers.len() <= MAX_OPERATIONS {
-        match together(&leavers, create_revision).await {
+        match Box::pin(together(&leavers, create_revision)).await {
             Ok(true) => {
                 leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
                 return Left::Deleted;

@@ -289,7 +289,7 @@ mod tests {
     }
 
     fn reader(key: &str, created: i64) -> Entry {
-        let value = identity::encode("me", ContenderMode::Read);
+        let value = identity::Author::new("me").sign(ContenderMode::Read);
         Entry { value, ..entry(key, created, 1) }
     }
 
