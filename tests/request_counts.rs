@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use etcd_recipes::testing::{EtcdServer, eventually};
-use etcd_recipes::{Client, Mutex, Permit, Semaphore};
+use etcd_recipes::{Client, Mutex, Permit, RwLock, Semaphore};
 use support::*;
 
 /// Its renewals come every 20 s.
@@ -75,6 +75,56 @@ fn a_busy_try_is_one_call_and_writes_nothing() {
     assert_eq!(calls, of(&[("Txn", 1)]));
     assert_eq!(etcd.revision().unwrap(), revision);
     assert!(guard.unlock());
+}
+
+/// How many entries the log of etcd has had.
+fn proposals(etcd: &EtcdServer) -> u64 {
+    etcd.metric("etcd_server_proposals_committed_total", &[]).unwrap() as u64
+}
+
+#[test]
+fn tries_of_a_path_that_stays_busy_do_not_go_through_the_log_of_etcd() {
+    const TRIES: u64 = 50;
+    let etcd = EtcdServer::start().unwrap();
+    let (holder, rival) = (warm(&etcd, "/locks/a"), warm(&etcd, "/locks/a"));
+    let guard = holder.lock().unwrap();
+    assert!(rival.try_lock().unwrap().is_none());
+    let proposed = proposals(&etcd);
+    let calls = calls_during(&etcd, || {
+        for _ in 0..TRIES {
+            assert!(rival.try_lock().unwrap().is_none());
+        }
+    });
+    assert_eq!(calls, of(&[("Txn", TRIES)]));
+    // A member proposes to itself now and then (its version, say).
+    assert!(proposals(&etcd) - proposed < TRIES / 2);
+
+    // Free again: one look more, once.
+    assert!(guard.unlock());
+    let calls = calls_during(&etcd, || assert!(rival.try_lock().unwrap().unwrap().unlock()));
+    assert_eq!(calls, of(&[("Txn", 3)]));
+    let calls = calls_during(&etcd, || assert!(rival.try_lock().unwrap().unwrap().unlock()));
+    assert_eq!(calls, of(&[("Txn", 2)]));
+}
+
+#[test]
+fn a_try_after_a_busy_one_still_lets_readers_join_readers_and_nobody_else() {
+    let etcd = EtcdServer::start().unwrap();
+    let theirs = RwLock::new(&connect(&etcd), "/locks/rw").unwrap();
+    let ours = RwLock::new(&connect(&etcd), "/locks/rw").unwrap();
+    let reader = theirs.read().unwrap();
+    for _ in 0..3 {
+        assert!(ours.try_write().unwrap().is_none());
+        assert!(ours.try_read().unwrap().unwrap().unlock());
+    }
+    assert!(reader.unlock());
+    let writer = theirs.write().unwrap();
+    for _ in 0..3 {
+        assert!(ours.try_read().unwrap().is_none());
+        assert!(ours.try_write().unwrap().is_none());
+    }
+    assert!(writer.unlock());
+    assert!(ours.try_write().unwrap().unwrap().unlock());
 }
 
 /// The calls of one contended lock and unlock: from the enqueue behind a holder to the end.

@@ -21,6 +21,11 @@ use crate::whitebox;
 /// How long the runtime's own blocking helpers (name look-ups) may delay its end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_millis(100);
 
+/// How long a thread that expects its answer soon stays awake for it. Falling asleep and being
+/// woken takes longer than half a read of etcd on an idle machine: the processor falls asleep
+/// too.
+const AWAKE: Duration = Duration::from_micros(50);
+
 pub(crate) struct Runtime {
     handle: Handle,
     stop: Mutex<Option<oneshot::Sender<()>>>,
@@ -84,6 +89,8 @@ impl Runtime {
     ) -> Arc<Slot<T>> {
         let slot = Arc::new(Slot { value: Mutex::new(None), parker: Parker::new() });
         let filler = Filler { slot: Some(slot.clone()) };
+        // On the heap by itself: inside of another future it would take its room twice.
+        let task = Box::pin(task);
         self.handle.spawn(async move { filler.fill(task.await) });
         slot
     }
@@ -120,6 +127,19 @@ pub(crate) struct Slot<T> {
 impl<T> Slot<T> {
     pub(crate) fn take(&self) -> Option<Result<T>> {
         self.value.lock().take()
+    }
+
+    /// The result, if it comes within [`AWAKE`]: waited for without going to sleep, but giving
+    /// the processor to whoever wants it.
+    pub(crate) fn take_soon(&self) -> Option<Result<T>> {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < AWAKE {
+            if let Some(value) = self.take() {
+                return Some(value);
+            }
+            thread::yield_now();
+        }
+        self.take()
     }
 
     pub(crate) fn parker(&self) -> &Arc<Parker> {

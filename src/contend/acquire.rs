@@ -98,7 +98,8 @@ pub(crate) async fn acquire(
         let turn = if places.iter().all(|place| *place == Place::Inside) {
             Turn::Ours(lanes)
         } else {
-            call.wait_for_turn(lanes, create_revision).await?
+            // These on the heap: most acquires do without, and each is as large as all the rest.
+            Box::pin(call.wait_for_turn(lanes, create_revision)).await?
         };
         match turn {
             Turn::Ours(lanes) => {
@@ -257,7 +258,7 @@ impl Acquire {
             Ok(response) => response,
             Err(error) => {
                 drop(parts);
-                return self.recognise(lanes, error).await;
+                return Box::pin(self.recognise(lanes, error)).await;
             }
         };
         self.hear();
@@ -268,7 +269,7 @@ impl Acquire {
             Enqueued::OtherCount(found) => {
                 lanes.settle();
                 let until = self.until();
-                self.lead().settle_count(found, until).await?;
+                Box::pin(self.lead().settle_count(found, until)).await?;
                 self.check_fit()?;
                 return Ok(leaving.map_or(Joined::Again, Joined::Out));
             }
@@ -286,7 +287,7 @@ impl Acquire {
         match leaving {
             // The turn came in the very last moment.
             Some(leaving) if places.iter().any(|place| *place != Place::Inside) => {
-                self.withdraw(lanes, create_revision).await;
+                Box::pin(self.withdraw(lanes, create_revision)).await;
                 Ok(Joined::Out(leaving))
             }
             _ => Ok(Joined::In { lanes, create_revision, places }),

@@ -15,6 +15,7 @@ mod leave;
 mod losses;
 mod mirror;
 mod own_key;
+mod patience;
 mod places;
 mod proof;
 mod queue;
@@ -24,6 +25,7 @@ mod trying;
 mod turn;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -39,6 +41,7 @@ pub(crate) use acquire::{Acquired, acquire};
 pub(crate) use ages::Ages;
 pub(crate) use count::Count;
 pub(crate) use hold::Hold;
+use identity::Author;
 pub use identity::{Contender as ContenderInfo, ContenderMode};
 pub use inbox::ReleaseRequest;
 pub(crate) use inbox::{Inbox, Requests, Wanted};
@@ -47,19 +50,20 @@ use layout::Rule;
 pub(crate) use layout::{Layout, Standing, decode_count, encode_count};
 pub(crate) use losses::Losses;
 pub(crate) use mirror::{Gone, Mirror};
+pub(crate) use patience::{Patience, enter};
 pub(crate) use places::Places;
 pub use places::QueueProgress;
 pub(crate) use proof::guarded;
 pub(crate) use queue::Queues;
 pub(crate) use requests::read_queue;
 pub(crate) use set::HoldSet;
-pub(crate) use trying::try_acquire;
 
 /// Who contends, for what, and on which terms: what every acquire of one recipe shares.
 pub(crate) struct Contender {
     pub(crate) core: Arc<Core>,
     pub(crate) recipe: Arc<RecipeCore>,
     pub(crate) layout: Layout,
+    author: Author,
     pub(crate) session: SessionKey,
     /// How many may be inside, where that is counted.
     pub(crate) count: Option<Count>,
@@ -70,6 +74,8 @@ pub(crate) struct Contender {
     pub(crate) requests: Requests,
     /// The holds that stand, for the recipe's close.
     holds: Mutex<HashMap<usize, Weak<Hold>>>,
+    /// The last try found somebody in the way.
+    busy: AtomicBool,
     /// What waits have left in the queue; each is cancelled once its keys are gone.
     leaving: Mutex<Vec<CancelToken>>,
 }
@@ -89,6 +95,7 @@ impl Contender {
         };
         let max_hold = max_hold.map(|limit| (limit, Ages::new(limit, overdue, &core.clock)));
         let contender = Arc::new(Contender {
+            author: Author::new(recipe.client_id()),
             core,
             recipe,
             layout,
@@ -99,6 +106,7 @@ impl Contender {
             places: Places::default(),
             requests: Requests::default(),
             holds: Mutex::default(),
+            busy: AtomicBool::new(false),
             leaving: Mutex::default(),
         });
         let weak = Arc::downgrade(&contender);
@@ -188,7 +196,7 @@ impl Contender {
 
     /// What a contender's key says to people and to `contenders()`.
     pub(crate) fn identity(&self, mode: ContenderMode) -> Vec<u8> {
-        identity::encode(self.recipe.client_id(), mode)
+        self.author.sign(mode)
     }
 
     /// Everyone in the queue, from one consistent read.

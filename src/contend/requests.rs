@@ -146,21 +146,16 @@ pub(super) fn enqueued(response: &TxnResponse, parts: &[Part<'_>]) -> Enqueued {
     Enqueued::In { create_revision, places: parts.iter().map(place).collect() }
 }
 
-/// Puts the keys only if all the queues are empty, so that a busy one costs a read and no
-/// revision.
+/// Puts the keys only if all the queues are empty, so that a busy one costs no revision.
 pub(super) fn enqueue_if_empty(parts: &[Part<'_>]) -> Txn {
     let empty = |part: &Part<'_>| {
         Compare::create_revision(part.layout.entries(), CompareOp::Equal, 0).with_prefix()
     };
-    let look = |part: &Part<'_>| {
-        let all = GetOptions::new().with_prefix();
-        let all = if part.mode == ContenderMode::Read { all } else { all.with_keys_only() };
-        TxnOp::get(part.layout.entries(), Some(all))
-    };
+    let looks = parts.iter().map(|part| look_at_all(part.layout, part.mode));
     Txn::new()
         .when(parts.iter().map(empty).collect::<Vec<_>>())
         .and_then(parts.iter().flat_map(Part::puts).collect::<Vec<_>>())
-        .or_else(parts.iter().map(look).collect::<Vec<_>>())
+        .or_else(looks.collect::<Vec<_>>())
 }
 
 /// What a try found.
@@ -179,15 +174,35 @@ pub(super) fn tried(response: &TxnResponse, parts: &[Part<'_>]) -> Tried {
     if response.succeeded() {
         return Tried::Held { create_revision: response.header().map_or(0, |h| h.revision()) };
     }
-    let in_the_way = |(part, answer): (&Part<'_>, TxnOpResponse)| match answer {
+    let paths = parts.iter().map(|part| (part.layout, part.mode));
+    if is_busy(response, paths) { Tried::Busy } else { Tried::NothingInTheWay }
+}
+
+/// Reads what stands on all paths, and nothing else: etcd answers it without its log, which a
+/// transaction that might write goes through even where it does not.
+pub(super) fn look<'a>(paths: impl Iterator<Item = (&'a Layout, ContenderMode)>) -> Txn {
+    Txn::new().and_then(paths.map(|(layout, mode)| look_at_all(layout, mode)).collect::<Vec<_>>())
+}
+
+/// Whether one who wants in there would have to wait, by an answer that lists what stands.
+pub(super) fn is_busy<'a>(
+    response: &TxnResponse,
+    paths: impl Iterator<Item = (&'a Layout, ContenderMode)>,
+) -> bool {
+    paths.zip(response.op_responses()).any(|((layout, mode), answer)| match answer {
         TxnOpResponse::Get(get) => {
-            let reads = part.mode == ContenderMode::Read;
-            standings(part.layout, &get).iter().any(|standing| !reads || !standing.reads)
+            let reads = mode == ContenderMode::Read;
+            standings(layout, &get).iter().any(|standing| !reads || !standing.reads)
         }
         _ => false,
-    };
-    let busy = parts.iter().zip(response.op_responses()).any(in_the_way);
-    if busy { Tried::Busy } else { Tried::NothingInTheWay }
+    })
+}
+
+fn look_at_all(layout: &Layout, mode: ContenderMode) -> TxnOp {
+    let all = GetOptions::new().with_prefix();
+    // Only a reader has to know who writes.
+    let all = if mode == ContenderMode::Read { all } else { all.with_keys_only() };
+    TxnOp::get(layout.entries(), Some(all))
 }
 
 /// Writes the count of a path that has none; with `alone`, only if nothing else stands there.

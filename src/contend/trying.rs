@@ -1,5 +1,6 @@
 //! Acquires that wait for nobody, and write nothing where somebody is in the way.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::acquire::{Acquire, Acquired, Joined, Leaving};
@@ -25,11 +26,18 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
     let mut call = Acquire::new(wishes, Some(limit), abandon)?;
     if counted {
         // How many stand there cannot be compared inside etcd: look first.
-        return match call.look_for_room().await? {
-            Either::First(true) => call.try_by_joining().await,
+        return match Box::pin(call.look_for_room()).await? {
+            Either::First(true) => Box::pin(call.try_by_joining()).await,
             Either::First(false) => Ok(None),
             Either::Second(leaving) => call.leave_empty_handed(leaving),
         };
+    }
+    if call.was_busy() {
+        match call.look().await? {
+            Either::First(true) => return Ok(None),
+            Either::First(false) => {}
+            Either::Second(leaving) => return call.leave_empty_handed(leaving),
+        }
     }
     loop {
         let lanes = match call.lanes().await? {
@@ -57,14 +65,15 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
             }
             Ok(Tried::Busy) => {
                 lanes.settle();
+                call.found_busy(true);
                 return Ok(None);
             }
             Ok(Tried::NothingInTheWay) => {
                 lanes.settle();
-                return call.try_by_joining().await;
+                return Box::pin(call.try_by_joining()).await;
             }
             // Applied only if the queue was empty, so a key that is seen holds.
-            Err(error) => call.recognise(lanes, error).await?,
+            Err(error) => Box::pin(call.recognise(lanes, error)).await?,
         };
         match joined {
             Joined::In { lanes, create_revision, .. } => {
@@ -79,6 +88,36 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
 }
 
 impl Acquire {
+    /// Whether the last try found somebody in the way. A program that tries again and again then
+    /// costs etcd reads, which are cheaper than a write that comes to nothing; a path that has
+    /// become free meanwhile costs one read more.
+    fn was_busy(&self) -> bool {
+        self.wishes.iter().any(|wish| wish.contender.busy.load(Ordering::Relaxed))
+    }
+
+    fn found_busy(&self, busy: bool) {
+        for wish in &self.wishes {
+            wish.contender.busy.store(busy, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody is in the way, from one read.
+    async fn look(&mut self) -> Result<Either<bool, Leaving>> {
+        let core = self.lead().core.clone();
+        let paths = || self.wishes.iter().map(|wish| (&wish.contender.layout, wish.mode));
+        let key = self.lead().layout.entries();
+        let txn = requests::look(paths());
+        let request = core.txn("try_lock", &key, Kind::Repeatable, txn, self.until());
+        let busy = match race(request, self.leaving()).await {
+            Either::First(Ok(response)) => requests::is_busy(&response, paths()),
+            Either::First(Err(error)) => return self.judge_error(error).map(Either::Second),
+            Either::Second(leaving) => return Ok(Either::Second(leaving)),
+        };
+        self.hear();
+        self.found_busy(busy);
+        Ok(Either::First(busy))
+    }
+
     /// Whether a counted path has room for what is wanted, from one read.
     async fn look_for_room(&mut self) -> Result<Either<bool, Leaving>> {
         let Wish { contender, keys, .. } = self.wishes[0].clone();

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::core::Core;
-use crate::client::runtime::Abandon;
 use crate::client::{Client, identity};
-use crate::contend::{self, Acquired, Contender, ContenderInfo, ContenderMode, Hold, Wish};
+use crate::contend::{self, Contender, ContenderInfo, ContenderMode, Hold, Patience, Wish};
 use crate::error::{Error, Result};
 use crate::recipe::RecipeCore;
 
@@ -55,9 +54,8 @@ impl LockBase {
         mode: ContenderMode,
         keys: usize,
     ) -> Result<Arc<Hold>> {
-        let acquired = self
-            .wait_with(op, mode, keys, |wishes, abandon| contend::acquire(wishes, None, abandon))?;
-        acquired.ok_or_else(|| Error::internal("a wait without a limit ended without a hold"))
+        let hold = self.enter(op, mode, keys, Patience::Endless)?;
+        hold.ok_or_else(|| Error::internal("a wait without a limit ended without a hold"))
     }
 
     /// Waits at most this long.
@@ -68,10 +66,7 @@ impl LockBase {
         keys: usize,
         limit: Duration,
     ) -> Result<Option<Arc<Hold>>> {
-        let limit = self.core().clock.now() + limit;
-        self.wait_with(op, mode, keys, |wishes, abandon| {
-            contend::acquire(wishes, Some(limit), abandon)
-        })
+        self.enter(op, mode, keys, Patience::For(limit))
     }
 
     /// Waits for nobody.
@@ -81,22 +76,18 @@ impl LockBase {
         mode: ContenderMode,
         keys: usize,
     ) -> Result<Option<Arc<Hold>>> {
-        self.wait_with(op, mode, keys, contend::try_acquire)
+        self.enter(op, mode, keys, Patience::Never)
     }
 
-    fn wait_with<Fut>(
+    fn enter(
         &self,
         op: &'static str,
         mode: ContenderMode,
         keys: usize,
-        task: impl FnOnce(Vec<Wish>, Abandon) -> Fut,
-    ) -> Result<Option<Arc<Hold>>>
-    where
-        Fut: Future<Output = Result<Option<Acquired>>> + Send + 'static,
-    {
+        patience: Patience,
+    ) -> Result<Option<Arc<Hold>>> {
         let wishes = vec![Wish { contender: self.contender.clone(), mode, keys }];
-        let recipe = Some(self.recipe());
-        let acquired = self.core().block(op, recipe, |abandon| task(wishes, abandon))?;
+        let acquired = contend::enter(self.core(), self.recipe(), op, wishes, patience)?;
         Ok(acquired.and_then(|acquired| acquired.into_holds().pop()))
     }
 

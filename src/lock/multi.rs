@@ -11,8 +11,7 @@ use super::view::{Hold, View};
 use crate::CancelToken;
 use crate::client::Txn;
 use crate::client::core::Core;
-use crate::client::runtime::Abandon;
-use crate::contend::{self, Acquired, ContenderMode, HoldSet, Wish};
+use crate::contend::{self, ContenderMode, HoldSet, Patience, Wish};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Loss;
 use crate::recipe::RecipeCore;
@@ -127,8 +126,7 @@ impl MultiLock {
     /// As [`Mutex::lock`], save `Lost`; `WouldDeadlock` at once on a thread that has a guard of
     /// one of the mutexes.
     pub fn lock(&self) -> Result<MultiLockGuard> {
-        let guard = self
-            .wait_with("multi.lock", |wishes, abandon| contend::acquire(wishes, None, abandon))?;
+        let guard = self.enter("multi.lock", Patience::Endless)?;
         guard.ok_or_else(|| Error::internal("a wait without a limit ended without a hold"))
     }
 
@@ -140,7 +138,7 @@ impl MultiLock {
     /// As [`lock`](MultiLock::lock); `Unreachable` after the operation timeout or 5 s, whichever
     /// is less.
     pub fn try_lock(&self) -> Result<Option<MultiLockGuard>> {
-        self.wait_with("multi.try_lock", contend::try_acquire)
+        self.enter("multi.try_lock", Patience::Never)
     }
 
     /// Locks all, waiting at most this long. `Ok(None)` says that somebody was ahead all the time.
@@ -149,10 +147,7 @@ impl MultiLock {
     ///
     /// As [`lock`](MultiLock::lock); `Unreachable` also when the limit passed before etcd answered.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiLockGuard>> {
-        let limit = self.core().clock.now() + limit;
-        self.wait_with("multi.try_lock_for", |wishes, abandon| {
-            contend::acquire(wishes, Some(limit), abandon)
-        })
+        self.enter("multi.try_lock_for", Patience::For(limit))
     }
 
     /// Locks all, runs `section`, unlocks, and says if the holds did not last.
@@ -178,14 +173,7 @@ impl MultiLock {
         Err(lost.lost_error())
     }
 
-    fn wait_with<Fut>(
-        &self,
-        op: &'static str,
-        task: impl FnOnce(Vec<Wish>, Abandon) -> Fut,
-    ) -> Result<Option<MultiLockGuard>>
-    where
-        Fut: Future<Output = Result<Option<Acquired>>> + Send + 'static,
-    {
+    fn enter(&self, op: &'static str, patience: Patience) -> Result<Option<MultiLockGuard>> {
         let held = |mutex: &&Mutex| ThreadHold::find(mutex.base().number).is_some();
         if let Some(held) = self.mutexes.iter().find(held) {
             let identity = held.base().recipe().identity();
@@ -200,7 +188,7 @@ impl MultiLock {
             keys: 1,
         };
         let wishes = self.mutexes.iter().map(wish).collect();
-        let acquired = self.core().block(op, Some(self.lead()), |abandon| task(wishes, abandon))?;
+        let acquired = contend::enter(self.core(), self.lead(), op, wishes, patience)?;
         Ok(acquired.map(|acquired| MultiLockGuard {
             set: HoldSet::new(acquired.into_holds()),
             locks: self.clone(),
