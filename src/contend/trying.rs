@@ -1,4 +1,7 @@
 //! Acquires that wait for nobody, and write nothing where somebody is in the way.
+//!
+//! A transaction that may write goes through the log of etcd even where it comes to nothing, so a
+//! path that was busy at the last try is looked at before.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -88,9 +91,7 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
 }
 
 impl Acquire {
-    /// Whether the last try found somebody in the way. A program that tries again and again then
-    /// costs etcd reads, which are cheaper than a write that comes to nothing; a path that has
-    /// become free meanwhile costs one read more.
+    /// Whether the last try found somebody in the way.
     fn was_busy(&self) -> bool {
         self.wishes.iter().any(|wish| wish.contender.busy.load(Ordering::Relaxed))
     }
