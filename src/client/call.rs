@@ -330,12 +330,12 @@ impl Core {
     /// Notes that a member failed us: its connection is not used again, and others come first.
     pub(crate) fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
         self.endpoints.lock().report_bad(member, self.clock.now());
-        self.members[member].discard(purpose, connection);
+        self.discard(member, purpose, connection.number());
     }
 
-    /// Gives up whatever connection there is to a member, without judging the member.
-    pub(crate) fn drop_connection(&self, member: usize, purpose: Purpose) {
-        self.members[member].drop_connection(purpose);
+    /// Gives up a connection to a member, without judging the member.
+    pub(crate) fn discard(&self, member: usize, purpose: Purpose, number: u64) {
+        self.members[member].discard(purpose, number);
     }
 
     /// Fetches a new token for one connection, unless it has one since the login `seen`.
