@@ -184,6 +184,13 @@ impl Member {
         Ok(connection)
     }
 
+    /// Whether new requests would go out on this connection.
+    pub(crate) fn is_current(&self, purpose: Purpose, number: u64) -> bool {
+        // A locked slot is getting another.
+        let slot = self.slots[purpose as usize].try_lock();
+        slot.is_ok_and(|slot| slot.as_ref().is_some_and(|current| current.number == number))
+    }
+
     /// Gives up a connection that failed or went silent, so that the next call makes a new one.
     /// Calls under way on it keep it until they end, and one that was made since stays.
     ///

@@ -379,28 +379,43 @@ async fn open(
 }
 
 /// One renewal outside of any keeping: when it was sent and the TTL it gave, or `None` if there
-/// is no such lease.
+/// is no such lease. The connection may be one that died in an outage, so silence on it is not
+/// taken for etcd's: then it is tried once more, on another.
 pub(crate) async fn renew_once(
     core: &Core,
     lease: i64,
     until: Instant,
 ) -> crate::Result<Option<(Instant, Duration)>> {
-    let member = core.pick_member();
-    let failed = |kind: Option<ErrorKind>| {
-        crate::Error::new(
-            kind.unwrap_or(ErrorKind::Unreachable),
-            format!("renewing lease {lease:x} through {}", core.member_url(member)),
-        )
-    };
+    let limit = until.min(core.clock.now() + core.config.attempt_limit());
+    match renew_through(core, core.pick_member(), lease, limit).await {
+        Err(error) if error.is_unreachable() => {
+            renew_through(core, core.pick_member(), lease, until).await
+        }
+        outcome => outcome,
+    }
+}
+
+async fn renew_through(
+    core: &Core,
+    member: usize,
+    lease: i64,
+    until: Instant,
+) -> crate::Result<Option<(Instant, Duration)>> {
     let got = OnceLock::new();
     let renewal = renew(core, lease, member, None, until, &got, || ());
-    match race(renewal, core.clock.sleep_until(until)).await {
+    let kind = match race(renewal, core.clock.sleep_until(until)).await {
         Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
-            Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))))
+            return Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))));
         }
-        Either::First(Ok((_, _, ttl, _))) if ttl > 0 => Err(failed(None)),
-        Either::First(Ok(_)) => Ok(None),
-        Either::First(Err(kind)) => Err(failed(kind)),
-        Either::Second(()) => Err(failed(None)),
+        Either::First(Ok((_, _, ttl, _))) if ttl <= 0 => return Ok(None),
+        Either::First(Err(kind)) => kind,
+        Either::First(Ok(_)) | Either::Second(()) => None,
+    };
+    if let (None, Some(number)) = (kind, got.get()) {
+        core.discard(member, Purpose::Leases, *number);
     }
+    Err(crate::Error::new(
+        kind.unwrap_or(ErrorKind::Unreachable),
+        format!("renewing lease {lease:x} through {}", core.member_url(member)),
+    ))
 }
