@@ -315,7 +315,8 @@ impl LeaseResilience {
         }
     }
 
-    /// When a failed heal is repeated. Default: [`RetryPolicy::exponential_backoff`].
+    /// When a failed heal is repeated; if it found no etcd, its delay ends early when etcd answers
+    /// again. Default: [`RetryPolicy::exponential_backoff`].
     #[must_use]
     pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
         self.retry_policy = policy;

@@ -123,10 +123,11 @@ impl Core {
             let limit = call.until.min(now + self.config.attempt_limit());
             // On the heap: an attempt is a large future, and whatever waits for a request has it
             // inside, several times over on the stack of an unoptimised build.
-            let attempt = Box::pin(self.attempt(member, Purpose::Calls, limit, &request));
-            let miss = match attempt.await {
-                Ok(answer) => return Ok(answer.reply),
-                Err(miss) => miss,
+            let attempt = Box::pin(self.attempt_for(call, member, limit, &request));
+            let (miss, superseded) = match attempt.await {
+                Either::First(Ok(answer)) => return Ok(answer.reply),
+                Either::First(Err(miss)) => (miss, false),
+                Either::Second(miss) => (miss, true),
             };
             match miss.class {
                 Class::Refused(kind) => return Err(self.refused(call, kind, &miss.text)),
@@ -157,12 +158,45 @@ impl Core {
                 last = miss.text;
             }
             match self.pause_after(misses, started, miss.answered).await {
+                Some(_) if superseded => {}
                 Some(pause) => {
                     let resume = (self.clock.now() + pause).min(call.until);
                     self.clock.sleep_until(resume).await;
                 }
                 None => return Err(self.unreachable(call, started, &last)),
             }
+        }
+    }
+
+    /// One attempt of a call; the second is that of a request which may be repeated and has better
+    /// prospects on another connection.
+    async fn attempt_for<R, F, Fut>(
+        &self,
+        call: Call<'_>,
+        member: usize,
+        limit: Instant,
+        request: &F,
+    ) -> Either<std::result::Result<Answer<R>, Miss>, Miss>
+    where
+        R: Reply,
+        F: Fn(Arc<Connection>) -> Fut,
+        Fut: Future<Output = std::result::Result<R, etcd_client::Error>>,
+    {
+        let connection = match self.connection(member, Purpose::Calls, limit).await {
+            Ok(connection) => connection,
+            Err(miss) => return Either::First(Err(miss)),
+        };
+        let attempt = self.attempt_on(&connection, member, Purpose::Calls, limit, request);
+        if call.kind == Kind::Write {
+            return Either::First(attempt.await);
+        }
+        match race(attempt, self.superseded(member, &connection)).await {
+            Either::First(outcome) => Either::First(outcome),
+            Either::Second(()) => Either::Second(Miss {
+                class: Class::Unknown,
+                text: format!("no answer from {} before the outage", self.members[member].url()),
+                answered: false,
+            }),
         }
     }
 
@@ -274,7 +308,10 @@ impl Core {
         let outcome = race(request(connection.clone()), self.clock.sleep_until(limit)).await;
         match outcome {
             Either::First(Ok(reply)) => {
-                self.endpoints.lock().report_good(member);
+                let is_back = self.endpoints.lock().report_good(member);
+                if is_back {
+                    self.returns.announce();
+                }
                 let term = self.observe(reply.header())?;
                 Ok(Answer { reply, term })
             }
@@ -337,12 +374,12 @@ impl Core {
     /// Notes that a member failed us: its connection is not used again, and others come first.
     pub(crate) fn distrust(&self, member: usize, purpose: Purpose, connection: &Connection) {
         self.endpoints.lock().report_bad(member, self.clock.now());
-        self.members[member].discard(purpose, connection);
+        self.discard(member, purpose, connection.number());
     }
 
-    /// Gives up whatever connection there is to a member, without judging the member.
-    pub(crate) fn drop_connection(&self, member: usize, purpose: Purpose) {
-        self.members[member].drop_connection(purpose);
+    /// Gives up a connection to a member, without judging the member.
+    pub(crate) fn discard(&self, member: usize, purpose: Purpose, number: u64) {
+        self.members[member].discard(purpose, number);
     }
 
     /// Fetches a new token for one connection, unless it has one since the login `seen`.
@@ -425,4 +462,4 @@ const TURNED_AWAY: &str = " (closed at once: the server may want another client 
 const STALE_LOGINS: u32 = 3;
 
 /// The pace at which an unreachable etcd is asked again once the policy has no more to say.
-const UNREACHABLE_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const UNREACHABLE_PAUSE: Duration = Duration::from_millis(250);

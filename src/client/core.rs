@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::builder::Config;
 use super::endpoints::Endpoints;
 use super::member::Member;
+use super::returns::Returns;
 use super::runtime::{Abandon, Runtime, Slot};
 use crate::cancel::{self, CancelToken};
 use crate::clock::{Clock, Instant};
@@ -68,6 +69,7 @@ pub(crate) struct Core {
     pub(super) raw: Mutex<Option<Runtime>>,
     pub(super) members: Vec<Member>,
     pub(super) endpoints: Mutex<Endpoints>,
+    pub(crate) returns: Returns,
     pub(crate) closed: CancelToken,
     closing: AtomicBool,
     born: u64,
@@ -94,6 +96,7 @@ impl Core {
         let core = Arc::new_cyclic(|weak: &Weak<Core>| Core {
             clock: config.clock.clone(),
             endpoints: Mutex::new(Endpoints::new(members.len())),
+            returns: Returns::default(),
             members,
             runtime,
             raw: Mutex::new(None),

@@ -70,9 +70,16 @@ impl Endpoints {
         health.pause = (health.pause * 2).min(LONGEST_PAUSE);
     }
 
-    /// The member answered.
-    pub(crate) fn report_good(&mut self, member: usize) {
+    /// The member answered. Returns whether that ends a silence.
+    pub(crate) fn report_good(&mut self, member: usize) -> bool {
+        let was_silent = self.is_silent();
         self.health[member] = Health { bad_until: None, pause: FIRST_PAUSE };
+        was_silent
+    }
+
+    /// Whether every member has failed us since its last answer, be it long ago.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.health.iter().all(|health| health.bad_until.is_some())
     }
 }
 
@@ -137,6 +144,21 @@ mod tests {
         assert_eq!(endpoints.pick(at(1_400)), 0, "the second pause of 1 is longer");
         endpoints.report_good(1);
         assert_eq!(endpoints.after(0, at(1_400)), 1);
+    }
+
+    #[test]
+    fn a_silence_is_of_all_members_and_ends_with_the_first_answer() {
+        let mut endpoints = Endpoints::new(2);
+        assert!(!endpoints.report_good(0), "nothing was wrong");
+        endpoints.report_bad(0, at(0));
+        assert!(!endpoints.is_silent());
+        assert!(!endpoints.report_good(1), "one member is not etcd");
+        endpoints.report_bad(1, at(10));
+        assert!(endpoints.is_silent());
+        assert_eq!(endpoints.pick(at(60_000)), 0, "both may be tried again");
+        assert!(endpoints.is_silent(), "which is no answer");
+        assert!(endpoints.report_good(1));
+        assert!(!endpoints.report_good(0), "the silence was over");
     }
 
     #[test]

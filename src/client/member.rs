@@ -39,6 +39,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Which of the connections to its member it is.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     pub(crate) fn kv(&self) -> KvClient {
         self.kv.clone()
     }
@@ -184,21 +189,21 @@ impl Member {
         Ok(connection)
     }
 
-    /// Gives up whatever connection there is; those who use it keep it until they end.
-    ///
-    /// While a slot is locked its connection is being made, which takes as long as the login, so
-    /// there is none to give up. Nobody waits for that: the next attempt is due now.
-    pub(crate) fn drop_connection(&self, purpose: Purpose) {
-        if let Ok(mut slot) = self.slots[purpose as usize].try_lock() {
-            *slot = None;
-        }
+    /// Whether new requests would go out on this connection.
+    pub(crate) fn is_current(&self, purpose: Purpose, number: u64) -> bool {
+        // A locked slot is getting another.
+        let slot = self.slots[purpose as usize].try_lock();
+        slot.is_ok_and(|slot| slot.as_ref().is_some_and(|current| current.number == number))
     }
 
     /// Gives up a connection that failed or went silent, so that the next call makes a new one.
-    /// Calls under way on it keep it until they end.
-    pub(crate) fn discard(&self, purpose: Purpose, connection: &Connection) {
+    /// Calls under way on it keep it until they end, and one that was made since stays.
+    ///
+    /// While a slot is locked its connection is being made, which takes as long as the login, so
+    /// there is none to give up. Nobody waits for that: the next attempt is due now.
+    pub(crate) fn discard(&self, purpose: Purpose, number: u64) {
         if let Ok(mut slot) = self.slots[purpose as usize].try_lock()
-            && slot.as_ref().is_some_and(|current| current.number == connection.number)
+            && slot.as_ref().is_some_and(|current| current.number == number)
         {
             *slot = None;
         }

@@ -9,6 +9,7 @@ mod endpoints;
 pub(crate) mod identity;
 pub(crate) mod member;
 mod raw;
+mod returns;
 mod rpc;
 pub(crate) mod runtime;
 #[cfg(any(feature = "tls", feature = "tls-aws-lc"))]

@@ -306,13 +306,14 @@ impl Presence {
         let mut attempt = 0;
         let mut told = None;
         loop {
-            let error = {
+            let (error, returns) = {
                 // Mass expiry: heal some at a time, and let the rest wait their turn.
                 let _place = self.core.heals.acquire().await;
-                match self.try_heal(old, &mut doomed).await {
+                let returns = self.core.returns.count();
+                match self.core.asking_for_etcd(old, self.try_heal(old, &mut doomed)).await {
                     Ok(Some(fresh)) => return Ok(fresh),
                     Ok(None) => return Err(not_ours(self.recipe.identity())),
-                    Err(error) => error,
+                    Err(error) => (error, returns),
                 }
             };
             if error.kind() == ErrorKind::WrongCluster {
@@ -327,6 +328,9 @@ impl Presence {
             let elapsed = self.core.clock.now().saturating_since(started);
             let next = policy.next(attempt, elapsed, random_unit());
             match self.core.decide(next, attempt, elapsed).await {
+                Some(pause) if found_no_etcd(&error) => {
+                    self.core.pause_unless_back(pause, returns, old).await;
+                }
                 Some(pause) => self.core.clock.sleep(pause).await,
                 None => return Err(error),
             }
@@ -484,6 +488,11 @@ impl Presence {
 pub(crate) const NO_LEASE: i64 = -1;
 
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Whether a try failed for a reason that is over when etcd answers again.
+fn found_no_etcd(error: &Error) -> bool {
+    error.is_unreachable() || error.is_ambiguous() || error.is_timeout()
+}
 
 fn not_ours(identity: &str) -> Error {
     Error::new(

@@ -5,7 +5,7 @@
 //! in their way.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
@@ -88,6 +88,8 @@ struct Keeper<L> {
     /// The stream of the last attempt that counted.
     kept: Option<Box<Stream>>,
     last_member: usize,
+    /// The number of the connection that the last attempt got, once it got one.
+    last_connection: Arc<OnceLock<u64>>,
     /// The last attempt was refused, so its connection works.
     last_answered: bool,
     refused: bool,
@@ -113,6 +115,7 @@ pub(crate) async fn keep<L: Lessee>(
         tasks: HashMap::new(),
         answered: HashMap::new(),
         kept: None,
+        last_connection: Arc::default(),
         last_answered: false,
         refused: false,
         ended: None,
@@ -220,23 +223,27 @@ impl<L: Lessee> Keeper<L> {
             Some(stream) if !fresh => (stream.member, Some(stream), None),
             _ if !fresh => (self.core.pick_member(), None, None),
             // The previous attempt is unanswered: its connection may hang, so the next one gets
-            // a new connection, through the next member if there is one. A refusal is an answer,
-            // and a new connection would be another login.
+            // another, through the next member if there is one. A refusal is an answer, and a
+            // new connection would be another login. Only the connection it was on is given up:
+            // a thousand leases that are overdue together share what the first of them has made.
             _ => {
-                let suspect = (!self.last_answered).then_some(self.last_member);
+                let suspect = self.last_connection.get().filter(|_| !self.last_answered);
+                let suspect = suspect.map(|number| (self.last_member, *number));
                 (self.core.member_after(self.last_member), None, suspect)
             }
         };
         self.last_answered = false;
         self.last_member = member;
+        self.last_connection = Arc::default();
+        let got = self.last_connection.clone();
         let (core, lease, reports) = (self.core.clone(), self.lessee.lease(), self.reports.clone());
         let limit = core.clock.now() + self.limit;
         let task = tokio::spawn(async move {
-            if let Some(suspect) = suspect {
-                core.drop_connection(suspect, Purpose::Leases);
+            if let Some((member, number)) = suspect {
+                core.discard(member, Purpose::Leases, number);
             }
             let opened = || drop(reports.send(Report::Opened { attempt }));
-            let report = match renew(&core, lease, member, kept, limit, opened).await {
+            let report = match renew(&core, lease, member, kept, limit, &got, opened).await {
                 Ok((stream, sent, ttl, term)) => Report::Acked { attempt, stream, sent, ttl, term },
                 Err(kind) => Report::Failed { attempt, kind },
             };
@@ -299,11 +306,15 @@ async fn renew(
     member: usize,
     kept: Option<Box<Stream>>,
     limit: Instant,
+    got: &OnceLock<u64>,
     opened: impl FnOnce(),
 ) -> Result<(Option<Box<Stream>>, Instant, i64, u64), Option<ErrorKind>> {
     let mut stream = match kept {
-        Some(stream) => stream,
-        None => match open(core, lease, member, limit).await? {
+        Some(stream) => {
+            got.get_or_init(|| stream.connection.number());
+            stream
+        }
+        None => match open(core, lease, member, limit, got).await? {
             Some(stream) => {
                 opened();
                 stream
@@ -337,11 +348,13 @@ async fn open(
     lease: i64,
     member: usize,
     limit: Instant,
+    got: &OnceLock<u64>,
 ) -> Result<Option<Box<Stream>>, Option<ErrorKind>> {
     let now = core.clock.now();
     let dialled_by = limit.min(now + (limit.saturating_since(now) / 2).max(LEAST_DIAL));
     let connection =
         core.connection(member, Purpose::Leases, dialled_by).await.map_err(|miss| miss.kind())?;
+    got.get_or_init(|| connection.number());
     let opened =
         race(async { connection.lease().keep_alive(lease).await }, core.clock.sleep_until(limit));
     match opened.await {
@@ -366,27 +379,43 @@ async fn open(
 }
 
 /// One renewal outside of any keeping: when it was sent and the TTL it gave, or `None` if there
-/// is no such lease.
+/// is no such lease. The connection may be one that died in an outage, so silence on it is not
+/// taken for etcd's: then it is tried once more, on another.
 pub(crate) async fn renew_once(
     core: &Core,
     lease: i64,
     until: Instant,
 ) -> crate::Result<Option<(Instant, Duration)>> {
-    let member = core.pick_member();
-    let failed = |kind: Option<ErrorKind>| {
-        crate::Error::new(
-            kind.unwrap_or(ErrorKind::Unreachable),
-            format!("renewing lease {lease:x} through {}", core.member_url(member)),
-        )
-    };
-    let renewal = renew(core, lease, member, None, until, || ());
-    match race(renewal, core.clock.sleep_until(until)).await {
-        Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
-            Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))))
+    let limit = until.min(core.clock.now() + core.config.attempt_limit());
+    match renew_through(core, core.pick_member(), lease, limit).await {
+        Err(error) if error.is_unreachable() => {
+            renew_through(core, core.pick_member(), lease, until).await
         }
-        Either::First(Ok((_, _, ttl, _))) if ttl > 0 => Err(failed(None)),
-        Either::First(Ok(_)) => Ok(None),
-        Either::First(Err(kind)) => Err(failed(kind)),
-        Either::Second(()) => Err(failed(None)),
+        outcome => outcome,
     }
+}
+
+async fn renew_through(
+    core: &Core,
+    member: usize,
+    lease: i64,
+    until: Instant,
+) -> crate::Result<Option<(Instant, Duration)>> {
+    let got = OnceLock::new();
+    let renewal = renew(core, lease, member, None, until, &got, || ());
+    let kind = match race(renewal, core.clock.sleep_until(until)).await {
+        Either::First(Ok((_, sent, ttl, term))) if ttl > 0 && term >= core.highest_term() => {
+            return Ok(Some((sent, Duration::from_secs(ttl.unsigned_abs()))));
+        }
+        Either::First(Ok((_, _, ttl, _))) if ttl <= 0 => return Ok(None),
+        Either::First(Err(kind)) => kind,
+        Either::First(Ok(_)) | Either::Second(()) => None,
+    };
+    if let (None, Some(number)) = (kind, got.get()) {
+        core.discard(member, Purpose::Leases, *number);
+    }
+    Err(crate::Error::new(
+        kind.unwrap_or(ErrorKind::Unreachable),
+        format!("renewing lease {lease:x} through {}", core.member_url(member)),
+    ))
 }
