@@ -186,11 +186,14 @@ impl Core {
             Ok(connection) => connection,
             Err(miss) => return Either::First(Err(miss)),
         };
+        let superseded = async {
+            match call.kind {
+                Kind::Write => std::future::pending().await,
+                Kind::Repeatable => self.superseded(member, &connection).await,
+            }
+        };
         let attempt = self.attempt_on(&connection, member, Purpose::Calls, limit, request);
-        if call.kind == Kind::Write {
-            return Either::First(attempt.await);
-        }
-        match race(attempt, self.superseded(member, &connection)).await {
+        match race(attempt, superseded).await {
             Either::First(outcome) => Either::First(outcome),
             Either::Second(()) => Either::Second(Miss {
                 class: Class::Unknown,
