@@ -243,7 +243,7 @@ impl Core {
         let abandon = Abandon::default();
         let slot = self.runtime.run(task(abandon.clone()));
         if expects == Expects::Soon
-            && let Some(result) = slot.take_soon()
+            && let Some(result) = self.runtime.take_soon(&slot)
         {
             return result;
         }

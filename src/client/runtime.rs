@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 
+use super::awake::Awake;
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Parker;
 use crate::whitebox;
@@ -21,17 +22,13 @@ use crate::whitebox;
 /// How long the runtime's own blocking helpers (name look-ups) may delay its end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_millis(100);
 
-/// How long a thread that expects its answer soon stays awake for it. Falling asleep and being
-/// woken takes longer than half a read of etcd on an idle machine: the processor falls asleep
-/// too.
-const AWAKE: Duration = Duration::from_micros(50);
-
 pub(crate) struct Runtime {
     handle: Handle,
     stop: Mutex<Option<oneshot::Sender<()>>>,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
     ended: crossbeam_channel::Receiver<()>,
     id: thread::ThreadId,
+    awake: Awake,
 }
 
 impl Runtime {
@@ -69,6 +66,7 @@ impl Runtime {
             id: thread.thread().id(),
             thread: Mutex::new(Some(thread)),
             ended,
+            awake: Awake::default(),
         })
     }
 
@@ -93,6 +91,11 @@ impl Runtime {
         let task = Box::pin(task);
         self.handle.spawn(async move { filler.fill(task.await) });
         slot
+    }
+
+    /// What has arrived in a slot, or arrives before it is time to fall asleep.
+    pub(crate) fn take_soon<T>(&self, slot: &Slot<T>) -> Option<Result<T>> {
+        self.awake.wait(|| slot.take())
     }
 
     /// Ends the thread: tasks are dropped where they stand. Returns whether it ended within
@@ -127,19 +130,6 @@ pub(crate) struct Slot<T> {
 impl<T> Slot<T> {
     pub(crate) fn take(&self) -> Option<Result<T>> {
         self.value.lock().take()
-    }
-
-    /// The result, if it comes within [`AWAKE`]: waited for without going to sleep, but giving
-    /// the processor to whoever wants it.
-    pub(crate) fn take_soon(&self) -> Option<Result<T>> {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < AWAKE {
-            if let Some(value) = self.take() {
-                return Some(value);
-            }
-            thread::yield_now();
-        }
-        self.take()
     }
 
     pub(crate) fn parker(&self) -> &Arc<Parker> {
