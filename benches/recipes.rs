@@ -3,24 +3,48 @@
 //!
 //! ```text
 //! make bench
-//! cargo bench --features testing -- [--pairs 15] [--millis 400] [NAME ..]
+//! cargo bench --features testing --bench recipes -- [--quick] [--pairs 15] [--millis 400] [--quiet-secs 60] [NAME ..]
 //! ```
 //!
-//! `NAME` selects the scenes whose names contain it. Results are printed, and written to
-//! `target/bench/` as JSON and as a chart.
+//! `NAME` selects the scenes whose names contain it; a `make bench` takes about ten minutes, one
+//! scene ten to twenty seconds. `--quick` is five pairs of 150 ms and a quiet time of 15 s: enough
+//! to see that it runs. Results are printed, and written to `target/bench/` as JSON and as a
+//! chart.
 
 #![allow(missing_docs, reason = "a bench has no callers")]
 
+#[path = "recipes/chart.rs"]
+mod chart;
 #[path = "recipes/floor.rs"]
 mod floor;
+#[path = "recipes/floor_path.rs"]
+mod floor_path;
+#[path = "recipes/keys.rs"]
+mod keys;
+#[path = "recipes/loss.rs"]
+mod loss;
 #[path = "recipes/measure.rs"]
 mod measure;
+#[path = "recipes/noise.rs"]
+mod noise;
+#[path = "recipes/processes.rs"]
+mod processes;
+#[path = "recipes/quiet.rs"]
+mod quiet;
+#[path = "recipes/raw.rs"]
+mod raw;
 #[path = "recipes/report.rs"]
 mod report;
 #[path = "recipes/scenes.rs"]
 mod scenes;
 #[path = "recipes/single.rs"]
 mod single;
+#[path = "recipes/stage.rs"]
+mod stage;
+#[path = "recipes/visits.rs"]
+mod visits;
+#[path = "recipes/workers.rs"]
+mod workers;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,14 +54,19 @@ use crate::measure::Outcome;
 struct Options {
     pairs: usize,
     length: Duration,
+    quiet: Duration,
     names: Vec<String>,
 }
 
 impl Options {
     /// Cargo adds `--bench`.
     fn parse(args: impl Iterator<Item = String>) -> Result<Options, String> {
-        let mut options =
-            Options { pairs: 15, length: Duration::from_millis(400), names: Vec::new() };
+        let mut options = Options {
+            pairs: 15,
+            length: Duration::from_millis(400),
+            quiet: Duration::from_secs(60),
+            names: Vec::new(),
+        };
         let mut args = args.filter(|arg| arg != "--bench");
         while let Some(arg) = args.next() {
             let mut number = || {
@@ -45,6 +74,12 @@ impl Options {
                 given.parse::<u64>().map_err(|error| format!("{arg} {given}: {error}"))
             };
             match arg.as_str() {
+                "--quick" => {
+                    options.pairs = 5;
+                    options.length = Duration::from_millis(150);
+                    options.quiet = Duration::from_secs(15);
+                }
+                "--quiet-secs" => options.quiet = Duration::from_secs(number()?),
                 "--pairs" => options.pairs = usize::try_from(number()?).unwrap_or(1).max(1),
                 "--millis" => options.length = Duration::from_millis(number()?),
                 name if name.starts_with("--") => return Err(format!("unknown option {name}")),
@@ -60,7 +95,17 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
+    let mut args = std::env::args().skip(1).peekable();
+    if args.next_if(|first| first == workers::FLAG).is_some() {
+        return match workers::work(args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("bench, a worker: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let options = match Options::parse(args) {
         Ok(options) => options,
         Err(why) => {
             eprintln!("{why}");
@@ -87,7 +132,7 @@ fn run(options: &Options) -> Outcome<()> {
         }
     }
     let mut singles = Vec::new();
-    for scene in single::all() {
+    for scene in single::all(options.quiet) {
         if options.selects(scene.name) {
             let figure = (scene.run)()?;
             report::single(scene.name, &figure);
