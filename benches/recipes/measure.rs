@@ -11,6 +11,8 @@ pub(crate) type Work = Box<dyn FnMut(Duration) -> Outcome<f64>>;
 pub(crate) struct Contest {
     pub(crate) ours: Work,
     pub(crate) floor: Work,
+    /// Puts the store in order before each pair.
+    pub(crate) tidy: Box<dyn FnMut() -> Outcome<()>>,
     /// What else was seen since it was last asked.
     pub(crate) details: Box<dyn FnMut() -> Vec<Measured>>,
 }
@@ -133,12 +135,13 @@ pub(crate) fn per_second(done: u64, time: Duration) -> f64 {
 
 /// Runs a scene: one of each to warm up, then pairs, in which each goes first in turn.
 pub(crate) fn pairs(scene: &Scene, count: usize, length: Duration) -> Outcome<Figure> {
-    let Contest { mut ours, mut floor, mut details } = (scene.prepare)()?;
+    let Contest { mut ours, mut floor, mut tidy, mut details } = (scene.prepare)()?;
     ours(length)?;
     floor(length)?;
     drop(details());
     let (mut our_values, mut floor_values, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..count {
+        tidy()?;
         let (mine, bottom) = if pair % 2 == 0 {
             let mine = ours(length)?;
             (mine, floor(length)?)

@@ -27,6 +27,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// The same four processes run both sides in turns; what is not measured is idle.
 pub(crate) fn contest() -> Outcome<Contest> {
     let etcd = EtcdServer::start()?;
+    let tidier = Floor::connect(&etcd.endpoint(), Keys::Unique)?;
     let noise = Noise::start(&etcd.endpoint())?;
     let workers = (0..PROCESSES)
         .map(|_| Worker::start(KIND, &etcd.endpoint()))
@@ -49,6 +50,7 @@ pub(crate) fn contest() -> Outcome<Contest> {
             let _lives = (&noise, &etcd);
             floor(length)
         }),
+        tidy: Box::new(move || tidier.compact()),
         details: Box::new(move || {
             let limits = Limits { slow: Some(0.0), ..Limits::default() };
             let mut details = ours_log.details("ours", limits);

@@ -49,13 +49,15 @@ pub(crate) fn all() -> Vec<Scene> {
     all.push(scene("acquire + release of a permit, 8 threads", 0.85, || permits(8)));
     // Within 1.5 times of a lock's hand-off.
     all.push(scene("election hand-over, 10 candidates", 0.66, || election(10)));
-    let keys = |name: &str, prepare: fn() -> Outcome<Contest>| Scene {
-        name: format!("floor with reused / unique keys, {name}"),
-        bar: None,
-        prepare: Box::new(prepare),
-    };
-    all.push(keys("lock + unlock, 1 thread", || keys::uncontended(1)));
-    all.push(keys("hand-off, 8 threads", || keys::hand_off(8)));
+    // No bars: which of the two our keys should be was decided by these.
+    for (compacted, how) in [(false, "never"), (true, "always")] {
+        let mut keys = |name: &str, prepare: fn(bool) -> Outcome<Contest>| {
+            let name = format!("floor: reused / unique keys, {name}, {how} compacted");
+            all.push(Scene { name, bar: None, prepare: Box::new(move || prepare(compacted)) });
+        };
+        keys("1 thread", |compacted| keys::uncontended(1, compacted));
+        keys("hand-off, 8 threads", |compacted| keys::hand_off(8, compacted));
+    }
     all
 }
 

@@ -50,11 +50,13 @@ impl Stage {
         mut floor: impl FnMut(Duration) -> Outcome<f64> + 'static,
         details: impl FnMut() -> Vec<Measured> + 'static,
     ) -> Contest {
+        let raw = self.floor.clone();
         let floor: Work = Box::new(move |length| {
             let _stage = &self;
             floor(length)
         });
-        Contest { ours: Box::new(ours), floor, details: Box::new(details) }
+        let tidy = Box::new(move || raw.compact());
+        Contest { ours: Box::new(ours), floor, tidy, details: Box::new(details) }
     }
 }
 
