@@ -49,6 +49,8 @@ mod workers;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use etcd_recipes::testing::EtcdServer;
+
 use crate::measure::Outcome;
 
 struct Options {
@@ -122,7 +124,8 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    report::heading();
+    let place = place()?;
+    report::heading(&place);
     let mut pairs = Vec::new();
     for scene in scenes::all() {
         if options.selects(&scene.name) {
@@ -139,5 +142,13 @@ fn run(options: &Options) -> Outcome<()> {
             singles.push((scene.name, figure));
         }
     }
-    report::write(&pairs, &singles)
+    report::write(&place, &pairs, &singles)
+}
+
+/// Which etcd, and how many cores it shares with us.
+fn place() -> Outcome<String> {
+    let metrics = EtcdServer::start()?.metrics()?;
+    let version = metrics.split("server_version=\"").nth(1).and_then(|rest| rest.split('"').next());
+    let cores = std::thread::available_parallelism()?;
+    Ok(format!("etcd {}, {cores} cores", version.unwrap_or("of an unknown version")))
 }

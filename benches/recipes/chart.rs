@@ -7,21 +7,23 @@ use crate::measure::{Figure, Measured};
 use crate::report::Verdict;
 
 const ROW: f64 = 22.0;
-const LEFT: f64 = 420.0;
+const LEFT: f64 = 430.0;
 /// How wide a ratio of 1, and a value at its limit, is.
 const UNIT: f64 = 320.0;
 /// What is wider than this is cut off.
 const MOST: f64 = 1.4;
-const WIDTH: f64 = LEFT + UNIT * MOST + 210.0;
+const WIDTH: f64 = LEFT + UNIT * MOST + 310.0;
 
 struct Chart {
     svg: String,
     y: f64,
 }
 
-pub(crate) fn chart(figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> String {
+pub(crate) fn chart(place: &str, figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> String {
     let mut chart = Chart { svg: String::new(), y: 10.0 };
-    chart.title("Ratio to the raw etcd-client floor: median, 90 % interval; the mark is the bar");
+    chart.title(&format!(
+        "Ratio to the raw etcd-client floor: median, 90 % interval; the mark is the bar ({place})"
+    ));
     let top = chart.y;
     for figure in figures {
         chart.ratio(figure);

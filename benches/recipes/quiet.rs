@@ -3,7 +3,8 @@
 //!
 //! A path is watched for 10 s after its last waiter, and then the waiter's client forgets it. So
 //! every round has a path, and in the waiting process a client, of its own: each waited there
-//! once, and then all of them are left in peace together for the quiet time.
+//! once, and then all of them are left in peace together for the quiet time. A
+//! quiet time below 10 s measures paths that are still watched.
 
 use std::time::Duration;
 

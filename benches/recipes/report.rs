@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::chart::chart;
 use crate::measure::{Figure, Measured, Outcome, Spread};
 
-const WIDTH: usize = 52;
+const WIDTH: usize = 58;
 
 /// What a ratio or a value is, beside what was asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl Measured {
     }
 }
 
-pub(crate) fn heading() {
+pub(crate) fn heading(place: &str) {
     println!(
-        "Medians per second, the ratio's 90 % interval, and how far the single values of ours and \
+        "On {place}. Medians per second, the ratio's 90 % interval, and how far the single values of ours and \
          of the floor lie apart (largest - smallest, of the median).\n"
     );
     println!(
@@ -84,12 +84,16 @@ fn lines(measured: &[Measured]) {
     for one in measured {
         let bar = one.bar.map_or(String::new(), |bar| format!("  at most {bar} {}", one.unit));
         let missed = if one.verdict() == Verdict::Missed { " MISSED" } else { "" };
-        println!("    {:48} {:>14}{}{missed}", one.what, one.shown(), bar.trim_end());
+        println!("    {:54} {:>14}{}{missed}", one.what, one.shown(), bar.trim_end());
     }
 }
 
 /// Writes `target/bench/recipes.json` and `recipes.svg`.
-pub(crate) fn write(figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> Outcome<()> {
+pub(crate) fn write(
+    place: &str,
+    figures: &[Figure],
+    singles: &[(&str, Vec<Measured>)],
+) -> Outcome<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
     fs::create_dir_all(&directory)?;
     let pairs: Vec<_> = figures
@@ -109,9 +113,9 @@ pub(crate) fn write(figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> Ou
         .iter()
         .map(|(name, all)| serde_json::json!({ "name": name, "measured": values(all) }))
         .collect();
-    let all = serde_json::json!({ "pairs": pairs, "singles": others });
+    let all = serde_json::json!({ "on": place, "pairs": pairs, "singles": others });
     fs::write(directory.join("recipes.json"), serde_json::to_string_pretty(&all)?)?;
-    fs::write(directory.join("recipes.svg"), chart(figures, singles))?;
+    fs::write(directory.join("recipes.svg"), chart(place, figures, singles))?;
     println!("written to target/bench/recipes.json and recipes.svg");
     Ok(())
 }
