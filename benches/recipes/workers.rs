@@ -72,7 +72,8 @@ impl Drop for Worker {
 /// What carries out the orders in such a process.
 pub(crate) type Orders = Box<dyn FnMut(&str) -> Outcome<String>>;
 
-/// The worker's side: ends with its input, so with the process that started it.
+/// The worker's side: ends with its input, so with the process that started it, in the middle of
+/// an order if need be.
 pub(crate) fn work(mut args: impl Iterator<Item = String>) -> Outcome<()> {
     let (Some(kind), Some(endpoint)) = (args.next(), args.next()) else {
         return Err("a worker needs a kind and an endpoint".into());
@@ -82,9 +83,19 @@ pub(crate) fn work(mut args: impl Iterator<Item = String>) -> Outcome<()> {
         quiet::KIND => quiet::worker(&endpoint)?,
         other => return Err(format!("no such worker: {other}").into()),
     };
+    let (send, orders) = channel();
+    thread::spawn(move || {
+        for order in std::io::stdin().lines().map_while(Result::ok) {
+            if send.send(order).is_err() {
+                return;
+            }
+        }
+        // Nobody waits for what is being measured, and it may never end.
+        std::process::exit(0);
+    });
     println!("ready");
-    for order in std::io::stdin().lines() {
-        println!("{}", carry_out(&order?)?);
+    for order in orders {
+        println!("{}", carry_out(&order)?);
     }
     Ok(())
 }
