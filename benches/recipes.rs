@@ -6,10 +6,10 @@
 //! cargo bench --features testing --bench recipes -- [--quick] [--pairs 15] [--millis 400] [--quiet-secs 60] [NAME ..]
 //! ```
 //!
-//! `NAME` selects the scenes whose names contain it; a `make bench` takes about ten minutes, one
-//! scene ten to twenty seconds. `--quick` is five pairs of 150 ms and a quiet time of 15 s: enough
-//! to see that it runs. Results are printed, and written to `target/bench/` as JSON and as a
-//! chart.
+//! `NAME` selects the scenes whose names contain it. All of them take about ten minutes, one ten
+//! to twenty seconds. `--quick` is five pairs of 150 ms and a quiet time of 15 s, half the time in
+//! all: enough to see that it runs, not for a verdict on a bar. Results are printed, and written to
+//! `target/bench/` as JSON and as a chart.
 
 #![allow(missing_docs, reason = "a bench has no callers")]
 
