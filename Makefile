@@ -18,8 +18,10 @@ test-full: bootstrap
 	etcd="$$(scripts/etcd-3.5)" && \
 	ETCD_RECIPES_FULL=1 ETCD_BIN="$$etcd" ETCDCTL_BIN= scripts/test $(FEATURES)
 
+# Speed beside raw etcd-client, in ten minutes. One scene: make bench ARGS="hand-off", a look at
+# all of them: ARGS=--quick; benches/recipes.rs tells the rest.
 bench: bootstrap
-	cargo bench $(FEATURES)
+	cargo bench $(FEATURES) --bench recipes -- $(ARGS)
 
 lint: bootstrap
 	cargo fmt --check

@@ -11,6 +11,10 @@ pub(crate) type Work = Box<dyn FnMut(Duration) -> Outcome<f64>>;
 pub(crate) struct Contest {
     pub(crate) ours: Work,
     pub(crate) floor: Work,
+    /// Puts the store in order before each pair.
+    pub(crate) tidy: Box<dyn FnMut() -> Outcome<()>>,
+    /// What else was seen since it was last asked.
+    pub(crate) details: Box<dyn FnMut() -> Vec<Measured>>,
 }
 
 pub(crate) struct Scene {
@@ -27,6 +31,29 @@ pub(crate) struct Figure {
     pub(crate) ours: Spread,
     pub(crate) floor: Spread,
     pub(crate) ratio: Spread,
+    pub(crate) details: Vec<Measured>,
+}
+
+/// A value that has no floor.
+pub(crate) struct Measured {
+    pub(crate) what: String,
+    pub(crate) value: f64,
+    pub(crate) unit: &'static str,
+    /// What it must not exceed.
+    pub(crate) bar: Option<f64>,
+}
+
+pub(crate) fn plain(what: impl Into<String>, value: f64, unit: &'static str) -> Measured {
+    at_most(what, value, unit, None)
+}
+
+pub(crate) fn at_most(
+    what: impl Into<String>,
+    value: f64,
+    unit: &'static str,
+    bar: Option<f64>,
+) -> Measured {
+    Measured { what: what.into(), value, unit, bar }
 }
 
 /// The median of several values, with the interval that holds it in 90 % of all cases.
@@ -35,6 +62,8 @@ pub(crate) struct Spread {
     pub(crate) low: f64,
     pub(crate) median: f64,
     pub(crate) high: f64,
+    pub(crate) smallest: f64,
+    pub(crate) largest: f64,
 }
 
 impl Spread {
@@ -49,7 +78,18 @@ impl Spread {
             f64::midpoint(sorted[n / 2 - 1], sorted[n / 2])
         };
         let cut = outside(n);
-        Spread { low: sorted[cut], median, high: sorted[n - 1 - cut] }
+        Spread {
+            low: sorted[cut],
+            median,
+            high: sorted[n - 1 - cut],
+            smallest: sorted[0],
+            largest: sorted[n - 1],
+        }
+    }
+
+    /// How far the smallest and the largest value are apart, in percent of the median.
+    pub(crate) fn percent(&self) -> f64 {
+        100.0 * (self.largest - self.smallest) / self.median
     }
 }
 
@@ -70,13 +110,38 @@ fn outside(n: usize) -> usize {
     if below > 0.05 { cut.saturating_sub(1) } else { cut }
 }
 
+/// The least of the ordered values that so large a part of them does not exceed.
+pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rank among a bench's samples"
+    )]
+    let rank = (part * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
+/// From one point of the boot-time clock to another, in ms.
+pub(crate) fn millis(from: u64, to: u64) -> f64 {
+    Duration::from_nanos(to.saturating_sub(from)).as_secs_f64() * 1_000.0
+}
+
+pub(crate) fn per_second(done: u64, time: Duration) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "counts of a bench are small")]
+    let done = done as f64;
+    done / time.as_secs_f64()
+}
+
 /// Runs a scene: one of each to warm up, then pairs, in which each goes first in turn.
 pub(crate) fn pairs(scene: &Scene, count: usize, length: Duration) -> Outcome<Figure> {
-    let Contest { mut ours, mut floor } = (scene.prepare)()?;
+    let Contest { mut ours, mut floor, mut tidy, mut details } = (scene.prepare)()?;
     ours(length)?;
     floor(length)?;
+    drop(details());
     let (mut our_values, mut floor_values, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..count {
+        tidy()?;
         let (mine, bottom) = if pair % 2 == 0 {
             let mine = ours(length)?;
             (mine, floor(length)?)
@@ -94,5 +159,6 @@ pub(crate) fn pairs(scene: &Scene, count: usize, length: Duration) -> Outcome<Fi
         ours: Spread::of(&our_values),
         floor: Spread::of(&floor_values),
         ratio: Spread::of(&ratios),
+        details: details(),
     })
 }

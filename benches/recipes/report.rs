@@ -1,54 +1,101 @@
 //! The figures, for people and for programs.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use crate::measure::{Figure, Outcome, Spread};
-use crate::single::Measured;
+use crate::chart::chart;
+use crate::measure::{Figure, Measured, Outcome, Spread};
 
-const WIDTH: usize = 46;
+const WIDTH: usize = 58;
 
-pub(crate) fn heading() {
+/// What a ratio or a value is, beside what was asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    NotAsked,
+    Met,
+    /// The median is beyond the bar, its interval is not.
+    Within,
+    Missed,
+}
+
+impl Figure {
+    pub(crate) fn verdict(&self) -> Verdict {
+        match self.bar {
+            None => Verdict::NotAsked,
+            Some(bar) if self.ratio.high < bar => Verdict::Missed,
+            Some(bar) if self.ratio.median < bar => Verdict::Within,
+            Some(_) => Verdict::Met,
+        }
+    }
+}
+
+impl Measured {
+    pub(crate) fn verdict(&self) -> Verdict {
+        match self.bar {
+            None => Verdict::NotAsked,
+            Some(bar) if self.value > bar => Verdict::Missed,
+            Some(_) => Verdict::Met,
+        }
+    }
+
+    /// The value with its unit, counts without a fraction.
+    pub(crate) fn shown(&self) -> String {
+        let digits = if self.value.fract() == 0.0 { 0 } else { 2 };
+        format!("{:.digits$} {}", self.value, self.unit).trim_end().to_owned()
+    }
+}
+
+pub(crate) fn heading(place: &str) {
     println!(
-        "{:WIDTH$} {:>9} {:>9} {:>7} {:>15}  bar",
-        "", "ours/s", "floor/s", "ratio", "90 % interval"
+        "On {place}. Medians per second, the ratio's 90 % interval, and how far the single values of ours and \
+         of the floor lie apart (largest - smallest, of the median).\n"
+    );
+    println!(
+        "{:WIDTH$} {:>7} {:>7} {:>6} {:>12} {:>12}  bar",
+        "", "ours/s", "floor/s", "ratio", "90 %", "apart"
     );
 }
 
 pub(crate) fn line(figure: &Figure) {
-    let Figure { name, bar, ours, floor, ratio } = figure;
-    let verdict = match bar {
-        None => String::new(),
-        Some(bar) if ratio.high < *bar => format!("{bar:.2} MISSED"),
-        Some(bar) if ratio.median < *bar => format!("{bar:.2} (within the spread)"),
-        Some(bar) => format!("{bar:.2}"),
+    let Figure { name, bar, ours, floor, ratio, details } = figure;
+    let bar = bar.map_or(String::new(), |bar| format!("{bar:.2}"));
+    let verdict = match figure.verdict() {
+        Verdict::NotAsked | Verdict::Met => "",
+        Verdict::Within => " (within the spread)",
+        Verdict::Missed => " MISSED",
     };
     println!(
-        "{name:WIDTH$} {:>9.0} {:>9.0} {:>7.2} {:>15}  {verdict}",
+        "{name:WIDTH$} {:>7.0} {:>7.0} {:>6.2} {:>12} {:>12}  {bar}{verdict}",
         ours.median,
         floor.median,
         ratio.median,
-        format!("{:.2} - {:.2}", ratio.low, ratio.high)
+        format!("{:.2} - {:.2}", ratio.low, ratio.high),
+        format!("{:.0} / {:.0} %", ours.percent(), floor.percent()),
     );
+    lines(details);
 }
 
 pub(crate) fn single(name: &str, measured: &[Measured]) {
     println!("{name}");
-    for Measured { what, value, unit, bar } in measured {
-        let bar = bar.map_or(String::new(), |bar| {
-            format!("  at most {bar}{}", if *value > bar { " MISSED" } else { "" })
-        });
-        println!("  {what:44} {value:>10.2} {unit}{bar}");
+    lines(measured);
+}
+
+fn lines(measured: &[Measured]) {
+    for one in measured {
+        let bar = one.bar.map_or(String::new(), |bar| format!("  at most {bar} {}", one.unit));
+        let missed = if one.verdict() == Verdict::Missed { " MISSED" } else { "" };
+        println!("    {:54} {:>14}{}{missed}", one.what, one.shown(), bar.trim_end());
     }
 }
 
 /// Writes `target/bench/recipes.json` and `recipes.svg`.
-pub(crate) fn write(figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> Outcome<()> {
+pub(crate) fn write(
+    place: &str,
+    figures: &[Figure],
+    singles: &[(&str, Vec<Measured>)],
+) -> Outcome<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
     fs::create_dir_all(&directory)?;
-    let spread =
-        |s: &Spread| serde_json::json!({ "low": s.low, "median": s.median, "high": s.high });
     let pairs: Vec<_> = figures
         .iter()
         .map(|figure| {
@@ -58,65 +105,33 @@ pub(crate) fn write(figures: &[Figure], singles: &[(&str, Vec<Measured>)]) -> Ou
                 "ours_per_second": spread(&figure.ours),
                 "floor_per_second": spread(&figure.floor),
                 "ratio": spread(&figure.ratio),
+                "measured": values(&figure.details),
             })
         })
         .collect();
-    let singles: Vec<_> = singles
+    let others: Vec<_> = singles
         .iter()
-        .map(|(name, measured)| {
-            let values: Vec<_> = measured
-                .iter()
-                .map(|m| {
-                    serde_json::json!({ "what": m.what, "value": m.value, "unit": m.unit, "at_most": m.bar })
-                })
-                .collect();
-            serde_json::json!({ "name": name, "measured": values })
-        })
+        .map(|(name, all)| serde_json::json!({ "name": name, "measured": values(all) }))
         .collect();
-    let all = serde_json::json!({ "pairs": pairs, "singles": singles });
+    let all = serde_json::json!({ "on": place, "pairs": pairs, "singles": others });
     fs::write(directory.join("recipes.json"), serde_json::to_string_pretty(&all)?)?;
-    fs::write(directory.join("recipes.svg"), chart(figures))?;
+    fs::write(directory.join("recipes.svg"), chart(place, figures, singles))?;
     println!("written to target/bench/recipes.json and recipes.svg");
     Ok(())
 }
 
-/// A bar per scene: the ratio, with its interval; the floor is the line at 1.
-fn chart(figures: &[Figure]) -> String {
-    const ROW: f64 = 24.0;
-    const LEFT: f64 = 330.0;
-    const UNIT: f64 = 360.0;
-    #[allow(clippy::cast_precision_loss, reason = "a few dozen rows")]
-    let at = |row: usize| 30.0 + ROW * row as f64;
-    let height = at(figures.len()) + 20.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"860\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <text x=\"{LEFT}\" y=\"16\">ratio to the raw etcd-client floor, median and 90 % interval</text>\n"
-    );
-    let floor = LEFT + UNIT;
-    for (row, figure) in figures.iter().enumerate() {
-        let (y, ratio) = (at(row), &figure.ratio);
-        let (low, median, high) =
-            (LEFT + UNIT * ratio.low, UNIT * ratio.median, LEFT + UNIT * ratio.high);
-        let middle = y + 8.0;
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
-             <rect x=\"{LEFT}\" y=\"{y}\" width=\"{median}\" height=\"16\" fill=\"#4a90a4\"/>\
-             <line x1=\"{low}\" y1=\"{middle}\" x2=\"{high}\" y2=\"{middle}\" stroke=\"#222\"/>\
-             <text x=\"{}\" y=\"{}\">{:.2}</text>",
-            LEFT - 8.0,
-            y + 12.0,
-            figure.name,
-            high.max(LEFT + median) + 6.0,
-            y + 12.0,
-            ratio.median
-        );
-    }
-    let _ = writeln!(
-        svg,
-        "<line x1=\"{floor}\" y1=\"22\" x2=\"{floor}\" y2=\"{height}\" stroke=\"#a33\"/></svg>"
-    );
-    svg
+fn spread(spread: &Spread) -> serde_json::Value {
+    serde_json::json!({
+        "low": spread.low,
+        "median": spread.median,
+        "high": spread.high,
+        "smallest": spread.smallest,
+        "largest": spread.largest,
+        "apart_percent": spread.percent(),
+    })
+}
+
+fn values(measured: &[Measured]) -> Vec<serde_json::Value> {
+    let value = |m: &Measured| serde_json::json!({ "what": m.what, "value": m.value, "unit": m.unit, "at_most": m.bar });
+    measured.iter().map(value).collect()
 }

@@ -1,75 +1,20 @@
 //! The scenes that have a floor.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use etcd_recipes::testing::EtcdServer;
-use etcd_recipes::{Client, LeaderSelector, Mutex, RwLock, Semaphore};
+use etcd_recipes::{LeaderSelector, Mutex, RwLock, Semaphore};
 
-use crate::floor::{Floor, per_second};
-use crate::measure::{Contest, Outcome, Scene, Work};
+use crate::floor_path::FloorPath;
+use crate::measure::{Contest, Outcome, Scene, per_second};
+use crate::stage::{Stage, threads};
+use crate::visits::{Limits, Log, Span, rate, visit};
+use crate::{keys, processes};
 
-/// One server with a client of each kind.
-struct Stage {
-    etcd: EtcdServer,
-    client: Client,
-    floor: Arc<Floor>,
-}
-
-fn stage(memory: bool) -> Outcome<Stage> {
-    let builder = EtcdServer::builder();
-    let builder = if memory { builder.data_dir_in("/dev/shm") } else { builder };
-    let etcd = builder.start()?;
-    let client = Client::connect([etcd.endpoint()])?;
-    client.wait_ready(Duration::from_secs(10))?;
-    let floor = Arc::new(Floor::connect(&etcd.endpoint())?);
-    Ok(Stage { etcd, client, floor })
-}
-
-/// So many threads do one thing over and over; how often all of them together did it, per second.
-fn threads<T: Send + 'static>(
-    workers: Vec<T>,
-    length: Duration,
-    work: impl Fn(&T) -> Outcome<()> + Clone + Send + 'static,
-) -> Outcome<f64> {
-    let begun = Instant::now();
-    let end = begun + length;
-    let running: Vec<_> = workers
-        .into_iter()
-        .map(|worker| {
-            let work = work.clone();
-            thread::spawn(move || -> Outcome<u64> {
-                let mut done = 0;
-                while Instant::now() < end {
-                    work(&worker)?;
-                    done += 1;
-                }
-                Ok(done)
-            })
-        })
-        .collect();
-    let mut sum = 0;
-    for one in running {
-        sum += one.join().map_err(|_| "a worker panicked")??;
-    }
-    Ok(per_second(sum, begun.elapsed()))
-}
-
-/// `floor` is given the stage's; the server lives as long as the work.
-fn contest(
-    stage: Stage,
-    ours: impl FnMut(Duration) -> Outcome<f64> + 'static,
-    floor: impl Fn(&Floor, Duration) -> Outcome<f64> + 'static,
-) -> Contest {
-    let Stage { etcd, client, floor: raw } = stage;
-    let floor: Work = Box::new(move |length| {
-        let _server = &etcd;
-        let _client = &client;
-        floor(&raw, length)
-    });
-    Contest { ours: Box::new(ours), floor }
-}
+/// Time for all threads to be there.
+const MOMENT: Duration = Duration::from_millis(10);
 
 fn scene(
     name: impl Into<String>,
@@ -93,17 +38,31 @@ pub(crate) fn all() -> Vec<Scene> {
         let name = format!("hand-off on one path, {count} threads");
         all.push(scene(name, 0.85, move || hand_off(count)));
     }
-    all.push(scene("try_lock, busy", 0.90, busy_try));
+    all.push(scene("hand-off on one path, 4 processes of 8 threads", 0.60, processes::contest));
+    all.push(scene("try_lock, busy", 0.90, || busy_try(1)));
+    for count in [8, 32] {
+        let name = format!("try_lock, busy, {count} threads");
+        all.push(scene(name, 0.90, move || busy_try(count)));
+    }
     all.push(scene("read + unlock, uncontended, 8 threads", 0.85, || shared(8, true)));
     all.push(scene("write + unlock, uncontended, 8 threads", 0.85, || shared(8, false)));
     all.push(scene("acquire + release of a permit, 8 threads", 0.85, || permits(8)));
     // Within 1.5 times of a lock's hand-off.
     all.push(scene("election hand-over, 10 candidates", 0.66, || election(10)));
+    // No bars: which of the two our keys should be was decided by these.
+    for (compacted, how) in [(false, "never"), (true, "always")] {
+        let mut keys = |name: &str, prepare: fn(bool) -> Outcome<Contest>| {
+            let name = format!("floor: reused / unique keys, {name}, {how} compacted");
+            all.push(Scene { name, bar: None, prepare: Box::new(move || prepare(compacted)) });
+        };
+        keys("1 thread", |compacted| keys::uncontended(1, compacted));
+        keys("hand-off, 8 threads", |compacted| keys::hand_off(8, compacted));
+    }
     all
 }
 
 fn uncontended(memory: bool, count: usize) -> Outcome<Contest> {
-    let stage = stage(memory)?;
+    let stage = if memory { Stage::on_memory_disk()? } else { Stage::new()? };
     let client = stage.client.clone();
     let mutexes = (0..count)
         .map(|n| Mutex::new(&client, format!("/ours/{n}")))
@@ -114,37 +73,51 @@ fn uncontended(memory: bool, count: usize) -> Outcome<Contest> {
             Ok(())
         })
     };
-    Ok(contest(stage, ours, move |floor, length| floor.pairs(count, length)))
+    Ok(stage.contest(ours, move |floor, length| floor.pairs(count, "/floor/", length)))
 }
 
 fn hand_off(count: usize) -> Outcome<Contest> {
-    let stage = stage(false)?;
+    let stage = Stage::new()?;
     let mutex = Mutex::new(&stage.client, "/ours/path")?;
+    let path = FloorPath::open(&stage.floor, "/floor-path/")?;
+    let (ours_log, floor_log) = (Log::default(), Log::default());
+    let (ours_seen, floor_seen) = (ours_log.clone(), floor_log.clone());
     let ours = move |length| {
-        threads(vec![mutex.clone(); count], length, |mutex| {
-            drop(mutex.lock()?);
-            Ok(())
-        })
+        let span = Span::soon(MOMENT, length);
+        let visits = visit(&mutex, count, span)?;
+        ours_log.add(&visits)?;
+        Ok(rate(&visits, span))
     };
-    Ok(contest(stage, ours, move |floor, length| floor.hand_offs(count, length)))
+    let floor = move |length| {
+        let span = Span::soon(MOMENT, length);
+        let visits = path.visit(count, span)?;
+        floor_log.add(&visits)?;
+        Ok(rate(&visits, span))
+    };
+    Ok(stage.contest_with(ours, floor, move || {
+        let limits = Limits { p99: Some(10.0), unfair: Some(10.0), slow: None };
+        let mut details = ours_seen.details("ours", limits);
+        details.extend(floor_seen.details("floor", Limits::default()));
+        details
+    }))
 }
 
-fn busy_try() -> Outcome<Contest> {
-    let stage = stage(false)?;
+fn busy_try(count: usize) -> Outcome<Contest> {
+    let stage = Stage::new()?;
     let holder = Mutex::new(&stage.client, "/busy")?.lock_owned()?;
     let mutex = Mutex::new(&stage.client, "/busy")?;
     let ours = move |length| {
         let _holder = &holder;
-        threads(vec![mutex.clone()], length, |mutex| match mutex.try_lock()? {
+        threads(vec![mutex.clone(); count], length, |mutex| match mutex.try_lock()? {
             None => Ok(()),
             Some(_) => Err("a busy lock was free".into()),
         })
     };
-    Ok(contest(stage, ours, |floor, length| floor.reads(1, length)))
+    Ok(stage.contest(ours, move |floor, length| floor.reads(count, length)))
 }
 
 fn shared(count: usize, read: bool) -> Outcome<Contest> {
-    let stage = stage(false)?;
+    let stage = Stage::new()?;
     let locks = (0..count)
         .map(|n| RwLock::new(&stage.client, format!("/ours/{n}")))
         .collect::<etcd_recipes::Result<Vec<_>>>()?;
@@ -158,11 +131,11 @@ fn shared(count: usize, read: bool) -> Outcome<Contest> {
             Ok(())
         })
     };
-    Ok(contest(stage, ours, move |floor, length| floor.pairs(count, length)))
+    Ok(stage.contest(ours, move |floor, length| floor.pairs(count, "/floor/", length)))
 }
 
 fn permits(count: usize) -> Outcome<Contest> {
-    let stage = stage(false)?;
+    let stage = Stage::new()?;
     let semaphores = (0..count)
         .map(|n| Semaphore::new(&stage.client, format!("/ours/{n}"), 2))
         .collect::<etcd_recipes::Result<Vec<_>>>()?;
@@ -172,22 +145,22 @@ fn permits(count: usize) -> Outcome<Contest> {
             Ok(())
         })
     };
-    Ok(contest(stage, ours, move |floor, length| floor.pairs(count, length)))
+    Ok(stage.contest(ours, move |floor, length| floor.pairs(count, "/floor/", length)))
 }
 
 /// Terms of no length, from candidate to candidate.
 fn election(candidates: usize) -> Outcome<Contest> {
-    let stage = stage(false)?;
+    let stage = Stage::new()?;
     let client = stage.client.clone();
     let ours = move |length| {
-        let terms = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let terms = Arc::new(AtomicU64::new(0));
         let selectors = (0..candidates)
             .map(|_| {
                 let terms = terms.clone();
                 LeaderSelector::builder(&client, "/ours/election")
                     .auto_requeue(true)
                     .on_lead(move |_| {
-                        terms.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        terms.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     })
                     .build()
@@ -199,12 +172,17 @@ fn election(candidates: usize) -> Outcome<Contest> {
         let begun = Instant::now();
         // The measure itself.
         thread::sleep(length);
-        let done = terms.load(std::sync::atomic::Ordering::Relaxed);
+        let done = terms.load(Ordering::Relaxed);
         let rate = per_second(done, begun.elapsed());
         for selector in &selectors {
             selector.close()?;
         }
         Ok(rate)
     };
-    Ok(contest(stage, ours, move |floor, length| floor.hand_offs(candidates, length)))
+    let path = FloorPath::open(&stage.floor, "/floor-path/")?;
+    let floor = move |length| {
+        let span = Span::soon(MOMENT, length);
+        Ok(rate(&path.visit(candidates, span)?, span))
+    };
+    Ok(stage.contest_with(ours, floor, Vec::new))
 }

@@ -1,46 +1,38 @@
 //! The figures that have no floor: times and sizes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use etcd_recipes::testing::{EtcdServer, FaultProxy, Mode, boot_nanos, eventually};
 use etcd_recipes::{Client, Mutex, TransientKeyValue};
 
-use crate::measure::{Outcome, Spread};
-
-pub(crate) struct Measured {
-    pub(crate) what: String,
-    pub(crate) value: f64,
-    pub(crate) unit: &'static str,
-    /// What it must not exceed.
-    pub(crate) bar: Option<f64>,
-}
+use crate::measure::{Measured, Outcome, Spread, at_most, millis, plain};
+use crate::quiet::first_waits;
+use crate::{keys, loss};
 
 pub(crate) struct Single {
     pub(crate) name: &'static str,
-    pub(crate) run: fn() -> Outcome<Vec<Measured>>,
+    pub(crate) run: Box<dyn Fn() -> Outcome<Vec<Measured>>>,
 }
 
-pub(crate) fn all() -> [Single; 4] {
-    [
-        Single { name: "is_held()", run: is_held },
-        Single { name: "loss: from the deadline", run: loss },
-        Single { name: "heal: from the return of etcd", run: heal },
-        Single { name: "held locks", run: held },
+/// `quiet` is how long a path is left in peace before its first contended wait.
+pub(crate) fn all(quiet: Duration) -> Vec<Single> {
+    let single = |name, run: fn() -> Outcome<Vec<Measured>>| Single { name, run: Box::new(run) };
+    vec![
+        Single {
+            name: "first contended wait after a quiet time, two processes",
+            run: Box::new(move || first_waits(quiet)),
+        },
+        single("is_held()", is_held),
+        single("loss: from the deadline", loss::at_rest),
+        single("loss: from the deadline, all cores busy", loss::under_load),
+        single("deleted keys, not compacted: the floor's lock + unlock", keys::deleted),
+        single("heal: from the return of etcd", heal),
+        single("held locks", held),
     ]
 }
 
 const LIMIT: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(2);
-
-fn measured(what: impl Into<String>, value: f64, unit: &'static str, bar: Option<f64>) -> Measured {
-    Measured { what: what.into(), value, unit, bar }
-}
-
-fn millis(from: u64, to: u64) -> f64 {
-    Duration::from_nanos(to.saturating_sub(from)).as_secs_f64() * 1_000.0
-}
 
 fn is_held() -> Outcome<Vec<Measured>> {
     const CALLS: u32 = 1_000_000;
@@ -56,53 +48,7 @@ fn is_held() -> Outcome<Vec<Measured>> {
         }
         times.push(begun.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS));
     }
-    Ok(vec![measured("one call, median", Spread::of(&times).median, "ns", Some(100.0))])
-}
-
-/// When flag, token and listener said so, counted from the deadline as it stood before.
-fn loss() -> Outcome<Vec<Measured>> {
-    let etcd = EtcdServer::start()?;
-    let (mut flags, mut tokens, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..10 {
-        let proxy = FaultProxy::start(etcd.endpoint())?;
-        let client = Client::connect([proxy.endpoint()])?;
-        let path = format!("/bench/loss-{round}");
-        let mutex = Mutex::builder(&client, path).ttl(TTL).build()?;
-        let heard = Arc::new(AtomicU64::new(0));
-        mutex.add_loss_listener({
-            let heard = heard.clone();
-            move |_| heard.store(boot_nanos(), Ordering::Release)
-        });
-        let guard = mutex.lock_owned()?;
-        let hold = guard.hold();
-        let token = std::thread::spawn({
-            let hold = hold.clone();
-            move || {
-                // The wait fails only in a scope, and this thread is in none.
-                let _ = hold.cancel_token().wait();
-                boot_nanos()
-            }
-        });
-        proxy.set(Mode::Blackhole);
-        let mut deadline = 0;
-        while hold.is_held() {
-            let left = u64::try_from(hold.remaining().as_nanos())?;
-            if left > 0 {
-                deadline = boot_nanos() + left;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        flags.push(millis(deadline, boot_nanos()));
-        tokens.push(millis(deadline, token.join().map_err(|_| "the watcher panicked")?));
-        eventually(LIMIT, "the listener ran", || heard.load(Ordering::Acquire) > 0);
-        listeners.push(millis(deadline, heard.load(Ordering::Acquire)));
-        drop(guard);
-    }
-    Ok(vec![
-        measured("flag, asked every ms, median", Spread::of(&flags).median, "ms", Some(5.0)),
-        measured("token, median", Spread::of(&tokens).median, "ms", Some(5.0)),
-        measured("listener, median", Spread::of(&listeners).median, "ms", Some(20.0)),
-    ])
+    Ok(vec![at_most("one call, median", Spread::of(&times).median, "ns", Some(100.0))])
 }
 
 /// A key that is gone comes back once etcd answers again.
@@ -129,8 +75,8 @@ fn heal() -> Outcome<Vec<Measured>> {
     let one = Spread::of(&times).median;
     let many = many_heals(&etcd, &proxy, &client)?;
     Ok(vec![
-        measured("one key, median", one, "ms", Some(300.0)),
-        measured("1,000 keys, all of them", many, "ms", Some(2_000.0)),
+        at_most("one key, median", one, "ms", Some(300.0)),
+        at_most("1,000 keys, all of them", many, "ms", Some(2_000.0)),
     ])
 }
 
@@ -183,18 +129,18 @@ fn held() -> Outcome<Vec<Measured>> {
         #[allow(clippy::cast_precision_loss, reason = "small counts")]
         let (frames, each) = ((proxy.client_data_frames() - frames) as f64, count as f64);
         let shown = format!("{count} held");
-        all.push(measured(format!("{shown}: requests per second"), frames / 4.0, "/s", None));
+        all.push(plain(format!("{shown}: requests per second"), frames / 4.0, "/s"));
         if count > 1 {
             let per = |from: f64, to: f64| (to - from).max(0.0) / each;
-            all.push(measured(format!("{shown}: a mutex"), per(before, made), "B each", None));
+            all.push(plain(format!("{shown}: a mutex"), per(before, made), "B each"));
             let hold = per(made, locked);
-            all.push(measured(format!("{shown}: a hold"), hold, "B each", Some(2_048.0)));
+            all.push(at_most(format!("{shown}: a hold"), hold, "B each", Some(2_048.0)));
             let with = per(made, watched);
-            all.push(measured(format!("{shown}: with own-key watch"), with, "B each", None));
+            all.push(plain(format!("{shown}: with own-key watch"), with, "B each"));
         }
         let threads = std::fs::read_dir("/proc/self/task")?.count();
         #[allow(clippy::cast_precision_loss, reason = "a small count")]
-        all.push(measured(format!("{shown}: threads"), threads as f64, "", None));
+        all.push(plain(format!("{shown}: threads"), threads as f64, ""));
         drop((guards, warm));
         client.close()?;
     }
