@@ -222,7 +222,7 @@ impl Acquire {
                 Err(error) => Err(error),
             };
             // Nothing was sent, so the places of the others are not open attempts.
-            Lanes(lanes).settle();
+            Lanes(lanes).free();
             return stopped;
         }
         Ok(Either::First(Lanes(lanes)))
@@ -267,15 +267,17 @@ impl Acquire {
         let (create_revision, places) = match enqueued {
             Enqueued::In { create_revision, places } => (create_revision, places),
             Enqueued::OtherCount(found) => {
-                lanes.settle();
+                lanes.free();
                 let until = self.until();
                 Box::pin(self.lead().settle_count(found, until)).await?;
                 self.check_fit()?;
                 return Ok(leaving.map_or(Joined::Again, Joined::Out));
             }
+            // No name is used again before its key is known to be gone; but a store that has lost
+            // its latest data may have it once more. Another lease has other names.
             Enqueued::Existed => {
                 lanes.leave_open();
-                return Err(Error::internal("a contender's key existed before it was made"));
+                return Ok(leaving.map_or(Joined::Again, Joined::Out));
             }
         };
         for lane in &lanes.0 {

@@ -103,7 +103,7 @@ impl Hold {
         let mut wanted = true;
         for ticket in &tickets {
             let weak: Weak<dyn Tenant> = Arc::<Hold>::downgrade(&hold);
-            wanted &= ticket.install(weak);
+            wanted &= ticket.install(weak, create_revision);
         }
         if !wanted && hold.moved(PENDING, ENDED) {
             // Released by force while it waited: its keys are about to go.
@@ -462,6 +462,10 @@ impl Tenant for Hold {
                 self.leaving(tickets).await;
             }
         })
+    }
+
+    fn token(&self) -> i64 {
+        self.create_revision
     }
 
     fn recipe(&self) -> &Arc<RecipeCore> {

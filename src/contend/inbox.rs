@@ -208,7 +208,7 @@ async fn take_up(session: Arc<Session>, key: Vec<u8>, create_revision: i64, requ
     let core = session.core();
     let wanted = request.key.as_bytes();
     let is_here = match request.kind {
-        Wanted::Ask => session.tenant(wanted).is_some(),
+        Wanted::Ask => session.tenant(wanted, request.token).is_some(),
         Wanted::Force => session.is_live(wanted),
     };
     if !is_here {
@@ -224,13 +224,13 @@ async fn take_up(session: Arc<Session>, key: Vec<u8>, create_revision: i64, requ
     }
     match request.kind {
         Wanted::Ask => {
-            if let Some(tenant) = session.tenant(wanted) {
+            if let Some(tenant) = session.tenant(wanted, request.token) {
                 tenant.asked(request.from);
             }
         }
         Wanted::Force => {
             log::warn!("`{}` is released by force, for {}", request.key, request.from);
-            match session.condemn(wanted) {
+            match session.condemn(wanted, request.token) {
                 Some(tenant) => tenant.forced().await,
                 None => remove(core, wanted, request.token).await,
             }

@@ -83,6 +83,11 @@ impl Lanes {
         self.0.into_iter().flat_map(|lane| lane.tickets).for_each(Ticket::settle);
     }
 
+    /// As [`settle`](Lanes::settle), and no request of this try is under way any more.
+    pub(super) fn free(self) {
+        self.0.into_iter().flat_map(|lane| lane.tickets).for_each(Ticket::free);
+    }
+
     /// The try may still be applied.
     pub(super) fn leave_open(self) {
         for lane in self.0 {

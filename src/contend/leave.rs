@@ -37,7 +37,7 @@ pub(crate) async fn leave_all(leavers: Vec<Leaver>, create_revision: i64) -> Lef
     if keys > 1 && keys + leavers.len() <= MAX_OPERATIONS {
         match Box::pin(together(&leavers, create_revision)).await {
             Ok(true) => {
-                leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::settle);
+                leavers.into_iter().flat_map(|leaver| leaver.tickets).for_each(Ticket::free);
                 return Left::Deleted;
             }
             Ok(false) => {}
@@ -107,7 +107,11 @@ async fn leave(
         match core.txn("release", ticket.key(), Kind::Write, txn, until).await {
             Ok(response) => {
                 tell_heads(core, [&contender], &response);
-                ticket.settle();
+                if response.succeeded() {
+                    ticket.free();
+                } else {
+                    ticket.settle();
+                }
                 let deleted = response.succeeded() || maybe_deleted;
                 return if deleted { Left::Deleted } else { Left::Gone };
             }

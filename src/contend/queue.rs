@@ -30,12 +30,14 @@ use crate::whitebox;
 /// How long a path is watched after the last waiter has gone.
 const KEEP_OPEN: Duration = Duration::from_secs(10);
 
-/// When a new watch is helped out by reads: etcd may serve it for the first time after 100 ms.
+/// When a new watch is helped out by reads: etcd serves it for the first time at any moment of the
+/// next 100 ms. A hand-off waits no longer than from one read to the next; behind the last, the
+/// watch is most likely live.
 const PACED_READS: [Duration; 4] = [
-    Duration::from_millis(10),
-    Duration::from_millis(30),
-    Duration::from_millis(60),
-    Duration::from_millis(100),
+    Duration::from_millis(17),
+    Duration::from_millis(34),
+    Duration::from_millis(51),
+    Duration::from_millis(68),
 ];
 
 /// The pause before an unreachable etcd is asked for the queue again.
@@ -67,7 +69,7 @@ struct State {
     /// The watch has delivered something, so it is a live one.
     proven: bool,
     failed: Option<Error>,
-    /// By their keys, of which no two are the same.
+    /// By their keys, of which no two are the same at a time.
     waiters: HashMap<Vec<u8>, Waiter>,
     /// Recipes of whose waits somebody wants to hear.
     onlookers: Vec<Weak<Contender>>,
@@ -210,7 +212,11 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.queue.state.lock().waiters.remove(&self.key);
+        let mut state = self.queue.state.lock();
+        let mine = state.waiters.get(&self.key);
+        if mine.is_some_and(|waiter| waiter.create_revision == self.create_revision) {
+            state.waiters.remove(&self.key);
+        }
     }
 }
 

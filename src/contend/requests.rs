@@ -51,7 +51,7 @@ pub(crate) enum Enqueued {
     In { create_revision: i64, places: Vec<Place> },
     /// A counted path has another count, or none yet.
     OtherCount(Option<Vec<u8>>),
-    /// A key existed, which its name rules out.
+    /// A key existed.
     Existed,
 }
 
@@ -324,10 +324,12 @@ pub(crate) async fn remove_stray(
     let txn = delete_if(&key, create_revision);
     let until = core.operation_limit();
     match core.txn("stray removal", &key, Kind::Repeatable, txn, until).await {
-        Ok(_) => {
+        Ok(response) if response.succeeded() => {
             log::info!("removed `{}`, left by an unanswered request", core.shown(&key));
             session.close_open_attempt(&key);
         }
+        // Somebody else was quicker, or it was another that had the name before.
+        Ok(_) => {}
         // The revocation of its lease will take it.
         Err(error) => log::debug!("removing `{}`: {error}", core.shown(&key)),
     }

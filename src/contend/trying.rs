@@ -67,12 +67,12 @@ pub(crate) async fn try_acquire(wishes: Vec<Wish>, abandon: Abandon) -> Result<O
                 Joined::In { lanes, create_revision, places: Vec::new() }
             }
             Ok(Tried::Busy) => {
-                lanes.settle();
+                lanes.free();
                 call.found_busy(true);
                 return Ok(None);
             }
             Ok(Tried::NothingInTheWay) => {
-                lanes.settle();
+                lanes.free();
                 return Box::pin(call.try_by_joining()).await;
             }
             // Applied only if the queue was empty, so a key that is seen holds.

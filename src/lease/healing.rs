@@ -552,7 +552,7 @@ impl Lessee for Life {
         self.presence.owner.key()
     }
 
-    fn probed(&self, _key: &[u8], found: Option<&etcd_client::KeyValue>) {
+    fn probed(&self, _key: &[u8], _revision: i64, found: Option<&etcd_client::KeyValue>) {
         if self.presence.owner.judge(self.lease, found) == Sighting::Amiss {
             self.amiss.store(true, Ordering::Release);
         }

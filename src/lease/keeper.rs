@@ -31,8 +31,8 @@ pub(crate) trait Lessee: Send + Sync + 'static {
     /// A key to read in proof of a renewal; `None` where there is nothing to look at.
     fn probe(&self) -> Option<Vec<u8>>;
 
-    /// What the read of `probe`'s key found.
-    fn probed(&self, key: &[u8], found: Option<&etcd_client::KeyValue>);
+    /// What the read of `probe`'s key found, at this revision.
+    fn probed(&self, key: &[u8], revision: i64, found: Option<&etcd_client::KeyValue>);
 
     /// A renewal sent at `sent` counted.
     fn counted(&self, sent: Instant);
@@ -268,7 +268,8 @@ impl<L: Lessee> Keeper<L> {
             let report =
                 match core.attempt_on(&connection, member, Purpose::Leases, limit, &read).await {
                     Ok(answer) => {
-                        lessee.probed(&key, answer.reply.kvs().first());
+                        let revision = answer.reply.header().map_or(0, |header| header.revision());
+                        lessee.probed(&key, revision, answer.reply.kvs().first());
                         Report::Proved { attempt, term: answer.term }
                     }
                     Err(miss) => Report::Failed { attempt, kind: miss.kind() },

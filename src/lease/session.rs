@@ -4,6 +4,11 @@
 //! when its deadline passes, every hold on it is lost for good. An attempt whose outcome is
 //! unknown *taints* the session: it takes no new holds, and its lease is revoked with the last
 //! one, because only the end of the lease proves that the attempt can no longer be applied.
+//!
+//! Names of keys are used again: etcd keeps every name that ever was in its memory until the next
+//! compaction, and a read of a queue looks at all of them. A name is free once its key was seen
+//! and its delete was answered; that of an open attempt never is. So whoever speaks of a key says
+//! which of its lives is meant, by its create revision (the token).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +39,8 @@ pub(crate) trait Tenant: Send + Sync {
     /// The hold is over against its holder's will. Called once per cause, from any thread.
     fn lose(&self, reason: LossReason, last_renewal: SystemTime);
 
-    /// A linearizable read of the hold's key, made to prove a renewal.
+    /// A linearizable read of the hold's key, made to prove a renewal at a revision at which the
+    /// key had been created.
     fn probed(self: Arc<Self>, found: Option<&etcd_client::KeyValue>);
 
     /// Somebody asks for the hold, politely.
@@ -42,6 +48,9 @@ pub(crate) trait Tenant: Send + Sync {
 
     /// Somebody takes the hold away: it is lost, and then its keys are removed.
     fn forced(self: Arc<Self>) -> BoxFuture<()>;
+
+    /// The create revision of its keys.
+    fn token(&self) -> i64;
 
     /// Whose hold it is.
     fn recipe(&self) -> &Arc<RecipeCore>;
@@ -66,11 +75,16 @@ enum Phase {
 
 struct Book {
     phase: Phase,
+    /// How many names there have been.
+    numbers: u64,
     /// Keys of attempts under way and of holds: what may stand in etcd with our lease.
     live: HashSet<Vec<u8>>,
     tenants: HashMap<Vec<u8>, Weak<dyn Tenant>>,
-    /// Those of attempts that must not become holds any more.
-    condemned: HashSet<Vec<u8>>,
+    /// Those of attempts that must not become holds any more, each with its token.
+    condemned: HashMap<Vec<u8>, i64>,
+    /// Numbers whose names are free again. The last to come is the first to go, so that a path
+    /// sees no more names than it has had contenders at a time.
+    free: Vec<u64>,
     open: HashMap<Vec<u8>, OpenAttempt>,
     idle_since: Option<Instant>,
     /// The recipes whose connection state follows this session.
@@ -84,6 +98,12 @@ struct Book {
     work: Vec<CancelToken>,
 }
 
+impl Book {
+    fn tenant(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
+        self.tenants.get(key).and_then(Weak::upgrade)
+    }
+}
+
 pub(crate) struct Session {
     core: Arc<Core>,
     lease: i64,
@@ -92,7 +112,6 @@ pub(crate) struct Session {
     last_counted: AtomicU64,
     /// Since then etcd has refused our login or our read of the key.
     refused: AtomicBool,
-    next_number: AtomicU64,
     stop: CancelToken,
     book: Mutex<Book>,
     /// Where requests for its holds arrive.
@@ -120,13 +139,14 @@ impl Session {
             word: DeadlineWord::new(renewal.deadline()),
             last_counted: AtomicU64::new(granted.sent.as_nanos()),
             refused: AtomicBool::new(false),
-            next_number: AtomicU64::new(0),
             stop: CancelToken::new(),
             book: Mutex::new(Book {
                 phase: Phase::Serving,
+                numbers: 0,
                 live: HashSet::new(),
                 tenants: HashMap::new(),
-                condemned: HashSet::new(),
+                condemned: HashMap::new(),
+                free: Vec::new(),
                 open: HashMap::new(),
                 idle_since: Some(core.clock.now()),
                 followers: HashMap::new(),
@@ -221,12 +241,15 @@ impl Session {
         if book.phase != Phase::Serving {
             return None;
         }
-        let first = self.next_number.fetch_add(count as u64, Ordering::Relaxed);
-        let tickets = (first..first + count as u64)
-            .map(|number| {
+        let tickets = (0..count)
+            .map(|_| {
+                let number = book.free.pop().unwrap_or_else(|| {
+                    book.numbers += 1;
+                    book.numbers - 1
+                });
                 let key = contender.key_name(self.lease, number);
                 book.live.insert(key.clone());
-                Ticket { session: self.clone(), key, settled: false }
+                Ticket { session: self.clone(), number, key, settled: false }
             })
             .collect();
         book.idle_since = None;
@@ -246,19 +269,19 @@ impl Session {
         self.book.lock().live.contains(key)
     }
 
-    /// The hold with this key.
-    pub(crate) fn tenant(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
-        self.book.lock().tenants.get(key).and_then(Weak::upgrade)
+    /// The hold with this key, in the life that this token names.
+    pub(crate) fn tenant(&self, key: &[u8], token: i64) -> Option<Arc<dyn Tenant>> {
+        self.book.lock().tenant(key).filter(|tenant| tenant.token() == token)
     }
 
-    /// The hold with this key; if it is that of an attempt, it will not become one.
-    pub(crate) fn condemn(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
+    /// The hold with this key and token; if it is that of an attempt, it will not become one.
+    pub(crate) fn condemn(&self, key: &[u8], token: i64) -> Option<Arc<dyn Tenant>> {
         let mut book = self.book.lock();
-        let tenant = book.tenants.get(key).and_then(Weak::upgrade);
+        let tenant = book.tenant(key);
         if tenant.is_none() && book.live.contains(key) {
-            book.condemned.insert(key.to_vec());
+            book.condemned.insert(key.to_vec(), token);
         }
-        tenant
+        tenant.filter(|tenant| tenant.token() == token)
     }
 
     /// An open attempt's key was seen and deleted.
@@ -267,7 +290,7 @@ impl Session {
         drop(closed);
     }
 
-    fn leave(self: &Arc<Session>, key: &[u8], open: Option<OpenAttempt>) {
+    fn leave(self: &Arc<Session>, key: &[u8], parting: Parting) {
         let now = self.core.clock.now();
         let mut finish = false;
         let not_needed = {
@@ -276,14 +299,18 @@ impl Session {
             book.tenants.remove(key);
             book.condemned.remove(key);
             let mut not_needed = None;
-            if let Some(open) = open {
-                if book.phase == Phase::Serving {
-                    book.phase = Phase::Retired;
-                }
-                if book.phase == Phase::Ended {
-                    not_needed = Some(open);
-                } else {
-                    book.open.insert(key.to_vec(), open);
+            match parting {
+                Parting::Settled => {}
+                Parting::Free(number) => book.free.push(number),
+                Parting::Open(keeper) => {
+                    if book.phase == Phase::Serving {
+                        book.phase = Phase::Retired;
+                    }
+                    if book.phase == Phase::Ended {
+                        not_needed = Some(keeper);
+                    } else {
+                        book.open.insert(key.to_vec(), keeper);
+                    }
                 }
             }
             if book.live.is_empty() {
@@ -447,9 +474,10 @@ impl Lessee for Session {
         }
     }
 
-    fn probed(&self, key: &[u8], found: Option<&etcd_client::KeyValue>) {
-        let tenant = self.book.lock().tenants.get(key).and_then(Weak::upgrade);
-        if let Some(tenant) = tenant {
+    fn probed(&self, key: &[u8], revision: i64, found: Option<&etcd_client::KeyValue>) {
+        let tenant = self.book.lock().tenant(key);
+        // An older read is about somebody who had the name before.
+        if let Some(tenant) = tenant.filter(|tenant| tenant.token() <= revision) {
             tenant.probed(found);
         }
     }
@@ -521,6 +549,7 @@ impl Owned for Session {
 /// Dropped without a word (a panic, the end of the runtime), it counts as open.
 pub(crate) struct Ticket {
     session: Arc<Session>,
+    number: u64,
     key: Vec<u8>,
     settled: bool,
 }
@@ -535,31 +564,50 @@ impl Ticket {
     }
 
     /// From now on the session tells this hold when it is lost. `false`: it must not be one.
-    pub(crate) fn install(&self, tenant: Weak<dyn Tenant>) -> bool {
+    pub(crate) fn install(&self, tenant: Weak<dyn Tenant>, token: i64) -> bool {
         let mut book = self.session.book.lock();
         book.tenants.insert(self.key.clone(), tenant);
-        !book.condemned.contains(&self.key)
+        book.condemned.get(&self.key) != Some(&token)
     }
 
-    /// Nothing of this attempt stands in etcd, nor can it come to.
-    pub(crate) fn settle(mut self) {
-        self.settled = true;
-        self.session.leave(&self.key, None);
+    /// Nothing of this attempt stands in etcd, nor can it come to; the same cannot be said of its
+    /// name.
+    pub(crate) fn settle(self) {
+        self.part(Parting::Settled);
+    }
+
+    /// No request of this attempt is under way any more, and its key does not stand: the answers
+    /// say so. The next may have its name.
+    pub(crate) fn free(self) {
+        let number = self.number;
+        self.part(Parting::Free(number));
     }
 
     /// The attempt may still be applied: `keeper` lives until that is decided.
-    pub(crate) fn leave_open(mut self, keeper: OpenAttempt) {
+    pub(crate) fn leave_open(self, keeper: OpenAttempt) {
+        self.part(Parting::Open(keeper));
+    }
+
+    fn part(mut self, parting: Parting) {
         self.settled = true;
-        self.session.leave(&self.key, Some(keeper));
+        self.session.leave(&self.key, parting);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.settled {
-            self.session.leave(&self.key, Some(Box::new(())));
+            self.session.leave(&self.key, Parting::Open(Box::new(())));
         }
     }
+}
+
+/// How an attempt leaves its session.
+enum Parting {
+    Settled,
+    /// With a number that may be used again.
+    Free(u64),
+    Open(OpenAttempt),
 }
 
 /// Where the session of one timing stands; locked while its lease is being granted.
@@ -608,3 +656,8 @@ impl SessionPool {
         self.by_lease.lock().get(&lease).and_then(Weak::upgrade)
     }
 }
+
+#[cfg(test)]
+#[cfg(all(unix, feature = "testing"))]
+#[path = "session_tests.rs"]
+mod tests;

@@ -137,7 +137,7 @@ impl Mutex {
         MutexBuilder { options: LockOptions::new(client, path.into()) }
     }
 
-    pub(super) fn base(&self) -> &LockBase {
+    pub(crate) fn base(&self) -> &LockBase {
         &self.base
     }
 
