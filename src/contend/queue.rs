@@ -30,15 +30,10 @@ use crate::whitebox;
 /// How long a path is watched after the last waiter has gone.
 const KEEP_OPEN: Duration = Duration::from_secs(10);
 
-/// When a new watch is helped out by reads: etcd serves it for the first time at any moment of the
-/// next 100 ms. A hand-off waits no longer than from one read to the next; behind the last, the
-/// watch is most likely live.
-const PACED_READS: [Duration; 4] = [
-    Duration::from_millis(17),
-    Duration::from_millis(34),
-    Duration::from_millis(51),
-    Duration::from_millis(68),
-];
+/// When a new watch is helped out by reads, unless it is known to be live: if a write came between,
+/// etcd serves it for the first time after up to 100 ms.
+const PACED_READS: [Duration; 3] =
+    [Duration::from_millis(20), Duration::from_millis(45), Duration::from_millis(70)];
 
 /// The pause before an unreachable etcd is asked for the queue again.
 const READ_PAUSE: Duration = Duration::from_millis(250);
@@ -66,7 +61,8 @@ struct State {
     mirror: Mirror,
     /// The mirror has been filled once.
     loaded: bool,
-    /// The watch has delivered something, so it is a live one.
+    /// The watch is known to be a live one: it has delivered something, or nothing was written
+    /// before it stood.
     proven: bool,
     failed: Option<Error>,
     /// By their keys, of which no two are the same at a time.
@@ -336,7 +332,7 @@ impl PathQueue {
                         from: revision + 1,
                         group: "queues",
                     };
-                    return Some(core.watches.watch(spec, self.clone()));
+                    return Some(core.watches.watch_at_once(spec, self.clone()));
                 }
                 Err(error) if error.is_unreachable() => {
                     if self.state.lock().users == 0 && core.queues.remove_if_idle(self) {
@@ -542,9 +538,13 @@ impl Sink for PathQueue {
     fn resync(&self, snapshot: Snapshot) {
         if let Some(core) = self.core.upgrade() {
             let Snapshot { revision, entries } = snapshot;
-            self.take_in(&core, true, |mirror| mirror.reset(revision, entries, true));
+            self.take_in(&core, false, |mirror| mirror.reset(revision, entries, true));
             self.sweep(&core);
         }
+    }
+
+    fn in_step(&self) {
+        self.state.lock().proven = true;
     }
 
     fn heard(&self) {

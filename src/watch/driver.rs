@@ -141,15 +141,9 @@ impl Group {
         }
     }
 
-    /// What to ask etcd for: one revision more than is wanted, which is dropped when it comes.
-    ///
-    /// etcd refuses a watch from below the revision it has compacted, but accepts one from exactly
-    /// there, and 3.4.23 then keeps quiet about a delete at that revision. So the first revision
-    /// wanted must not be the first one asked for.
     fn wanted(&self, watch: WatchKey) -> Option<Wanted> {
         let watch = self.watches.get(&watch)?;
-        let from = (watch.resume.next() - 1).max(1);
-        Some(Wanted { range: watch.range.clone(), from })
+        Some(Wanted { range: watch.range.clone(), from: watch.resume.start() })
     }
 
     /// Waits for `work`, obeying commands meanwhile; `None` once the group is over.

@@ -40,7 +40,7 @@ pub(super) enum Outcome {
 pub(super) struct NewWatch {
     pub(super) key: WatchKey,
     pub(super) range: Range,
-    pub(super) from: i64,
+    pub(super) resume: Resume,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) wanted: Arc<AtomicBool>,
 }
@@ -145,7 +145,7 @@ impl Group {
         match command {
             Command::Add(new) => {
                 let watch = Watch {
-                    resume: Resume::new(new.from),
+                    resume: new.resume,
                     range: new.range,
                     sink: new.sink,
                     wanted: new.wanted,
@@ -194,16 +194,24 @@ impl Group {
                 self.perform(key, action, ids)
             }
             Outcome::Range(Ok(snapshot)) => {
-                watch.resume.snapshot(snapshot.revision);
-                log::info!(
-                    "watch of `{}`: read anew at revision {}",
-                    self.core.shown(watch.range.key()),
-                    snapshot.revision
-                );
+                let action = watch.resume.snapshot(snapshot.revision);
+                let again = watch.resume.is_detached();
+                if again {
+                    log::info!(
+                        "watch of `{}`: read anew at revision {}",
+                        self.core.shown(watch.range.key()),
+                        snapshot.revision
+                    );
+                }
                 if let Some(sink) = watch.sink() {
                     sink.resync(snapshot);
                 }
+                if !again {
+                    return self.perform(key, action, ids);
+                }
                 if let Some(ids) = ids {
+                    // One that stands runs from elsewhere.
+                    ids.forget(key);
                     ids.create(key);
                 }
                 None
@@ -224,12 +232,19 @@ impl Group {
         match action {
             Action::Nothing => {}
             Action::Established => self.established(key),
+            Action::InStep => {
+                self.established(key);
+                if let Some(sink) = self.watches.get(&key).and_then(Watch::sink) {
+                    sink.in_step();
+                }
+            }
             Action::EstablishedWith { revision, events } => {
                 self.established(key);
                 self.deliver(key, revision, events, ids);
             }
             Action::Deliver { revision, events } => self.deliver(key, revision, events, ids),
             Action::ReadHead => self.start_reading(key, false),
+            Action::ReadBeside => self.start_reading(key, true),
             Action::ReadRange => {
                 if let Some(ids) = ids {
                     ids.forget(key);

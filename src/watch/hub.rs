@@ -10,6 +10,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::group::{Command, Group, NewWatch};
 use super::multiplex::WatchKey;
+use super::resume::Resume;
 use super::{Sink, Spec};
 use crate::client::core::Core;
 
@@ -35,6 +36,18 @@ impl Hub {
     /// On a client that is closed the sink is told so as long as there is an I/O thread; in a
     /// fork's child it is told nothing. Blocked callers hear of both from the client.
     pub(crate) fn watch(&self, spec: Spec, sink: Arc<dyn Sink>) -> Watching {
+        let resume = Resume::new(spec.from);
+        self.add(spec, resume, sink)
+    }
+
+    /// As [`watch`](Hub::watch), served as soon as it stands, at the price of a read (delivered as
+    /// a resync) where the store was written to meanwhile.
+    pub(crate) fn watch_at_once(&self, spec: Spec, sink: Arc<dyn Sink>) -> Watching {
+        let resume = Resume::at_once(spec.from);
+        self.add(spec, resume, sink)
+    }
+
+    fn add(&self, spec: Spec, resume: Resume, sink: Arc<dyn Sink>) -> Watching {
         let key = self.keys.fetch_add(1, Ordering::Relaxed);
         let wanted = Arc::new(AtomicBool::new(true));
         let mut watching = Watching { key, wanted: wanted.clone(), route: None };
@@ -42,7 +55,7 @@ impl Hub {
         if core.is_forked() {
             return watching;
         }
-        let watch = NewWatch { key, range: spec.range, from: spec.from, sink, wanted };
+        let watch = NewWatch { key, range: spec.range, resume, sink, wanted };
         let mut add = Command::Add(watch);
         let mut groups = self.groups.lock();
         if let Some(commands) = groups.get(spec.group) {

@@ -123,6 +123,10 @@ pub(crate) trait Sink: Send + Sync {
     /// Something about this watch was answered, be it events or only that it is still there.
     fn heard(&self) {}
 
+    /// A watch that was wanted at once stands, and no write has come before it: from now on etcd
+    /// serves it without delay.
+    fn in_step(&self) {}
+
     /// The stream is broken, silent or cannot be opened; it is being mended.
     fn suspended(&self, _cause: &Error) {}
 

@@ -18,6 +18,7 @@ use crate::resilience::WatchResilience;
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     pub(super) range: Range,
+    /// 0 for the present.
     pub(super) from: i64,
 }
 
