@@ -15,6 +15,8 @@
 
 #[path = "recipes/chart.rs"]
 mod chart;
+#[path = "recipes/facade.rs"]
+mod facade;
 #[path = "recipes/floor.rs"]
 mod floor;
 #[path = "recipes/floor_path.rs"]

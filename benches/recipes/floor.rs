@@ -24,11 +24,7 @@ pub(crate) struct Floor {
 impl Floor {
     pub(crate) fn connect(endpoint: &str, keys: Keys) -> Outcome<Floor> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let (client, lease) = runtime.block_on(async {
-            let mut client = Client::connect([endpoint], None).await?;
-            let lease = client.lease_grant(3600, None).await?.id();
-            Ok::<_, Error>((client, lease))
-        })?;
+        let (client, lease) = runtime.block_on(connected(endpoint))?;
         Ok(Floor { runtime, client, contender: Contender::new(lease, keys) })
     }
 
@@ -100,11 +96,22 @@ impl Floor {
     /// Bare linearizable read transactions of one busy path.
     pub(crate) fn reads(&self, tasks: usize, length: Duration) -> Outcome<f64> {
         self.run(tasks, length, move |_, mut client| async move {
-            let all = GetOptions::new().with_prefix().with_keys_only();
-            let empty = Compare::create_revision("/busy/", CompareOp::Equal, 0).with_prefix();
-            let txn = Txn::new().when([empty]).or_else([TxnOp::get("/busy/", Some(all))]);
-            client.txn(txn).await?;
+            busy_read(&mut client).await?;
             Ok(client)
         })
     }
+}
+
+/// A client with a lease of its own.
+pub(crate) async fn connected(endpoint: &str) -> Result<(Client, i64), Error> {
+    let mut client = Client::connect([endpoint], None).await?;
+    let lease = client.lease_grant(3600, None).await?.id();
+    Ok((client, lease))
+}
+
+pub(crate) async fn busy_read(client: &mut Client) -> Result<(), Error> {
+    let all = GetOptions::new().with_prefix().with_keys_only();
+    let empty = Compare::create_revision("/busy/", CompareOp::Equal, 0).with_prefix();
+    let txn = Txn::new().when([empty]).or_else([TxnOp::get("/busy/", Some(all))]);
+    client.txn(txn).await.map(drop)
 }

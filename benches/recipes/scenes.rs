@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use etcd_recipes::{LeaderSelector, Mutex, RwLock, Semaphore};
 
+use crate::facade::Facade;
+use crate::floor::Floor;
 use crate::floor_path::FloorPath;
 use crate::measure::{Contest, Outcome, Scene, per_second};
 use crate::stage::{Stage, threads};
@@ -49,6 +51,25 @@ pub(crate) fn all() -> Vec<Scene> {
     all.push(scene("acquire + release of a permit, 8 threads", 0.85, || permits(8)));
     // Within 1.5 times of a lock's hand-off.
     all.push(scene("election hand-over, 10 candidates", 0.66, || election(10)));
+    // No bars: what waking threads costs any facade here.
+    for count in [1, 32] {
+        let name = format!("floor: for threads / for tasks, busy read, {count} threads");
+        let prepare = move || {
+            facade(
+                move |facade, length| facade.reads(count, length),
+                move |floor, length| floor.reads(count, length),
+            )
+        };
+        all.push(Scene { name, bar: None, prepare: Box::new(prepare) });
+        let name = format!("floor: for threads / for tasks, lock + unlock, {count} threads");
+        let prepare = move || {
+            facade(
+                move |facade, length| facade.pairs(count, length),
+                move |floor, length| floor.pairs(count, "/floor/", length),
+            )
+        };
+        all.push(Scene { name, bar: None, prepare: Box::new(prepare) });
+    }
     // No bars: which of the two our keys should be was decided by these.
     for (compacted, how) in [(false, "never"), (true, "always")] {
         let mut keys = |name: &str, prepare: fn(bool) -> Outcome<Contest>| {
@@ -74,6 +95,15 @@ fn uncontended(memory: bool, count: usize) -> Outcome<Contest> {
         })
     };
     Ok(stage.contest(ours, move |floor, length| floor.pairs(count, "/floor/", length)))
+}
+
+fn facade(
+    threads: impl Fn(&Facade, Duration) -> Outcome<f64> + 'static,
+    tasks: impl Fn(&Floor, Duration) -> Outcome<f64> + 'static,
+) -> Outcome<Contest> {
+    let stage = Stage::new()?;
+    let facade = Facade::connect(&stage.endpoint())?;
+    Ok(stage.contest(move |length| threads(&facade, length), tasks))
 }
 
 fn hand_off(count: usize) -> Outcome<Contest> {

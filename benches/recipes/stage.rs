@@ -12,7 +12,7 @@ use crate::measure::{Contest, Measured, Outcome, Work, per_second};
 use crate::raw::Keys;
 
 pub(crate) struct Stage {
-    _etcd: EtcdServer,
+    etcd: EtcdServer,
     pub(crate) client: Client,
     pub(crate) floor: Arc<Floor>,
 }
@@ -30,7 +30,11 @@ impl Stage {
         let client = Client::connect([etcd.endpoint()])?;
         client.wait_ready(Duration::from_secs(10))?;
         let floor = Arc::new(Floor::connect(&etcd.endpoint(), Keys::Unique)?);
-        Ok(Stage { _etcd: etcd, client, floor })
+        Ok(Stage { etcd, client, floor })
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        self.etcd.endpoint()
     }
 
     /// The server lives as long as the work.

@@ -38,15 +38,6 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Mass expiry must not become a mass of simultaneous grants.
 const HEALS_IN_FLIGHT: usize = 256;
 
-/// When the caller of a call can expect its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expects {
-    /// After an answer of etcd, which comes from its memory.
-    Soon,
-    /// After a write to a disk, or when others let it go on.
-    Later,
-}
-
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Something that lives as long as the client and has to end before it does.
@@ -205,34 +196,6 @@ impl Core {
         T: Send + 'static,
         Fut: Future<Output = Result<T>> + Send + 'static,
     {
-        self.block_expecting(Expects::Later, op, recipe, task)
-    }
-
-    /// `block` for a task that is likely to be over before this thread has fallen asleep.
-    pub(crate) fn block_briefly<T, Fut>(
-        &self,
-        op: &'static str,
-        recipe: Option<&RecipeCore>,
-        task: impl FnOnce(Abandon) -> Fut,
-    ) -> Result<T>
-    where
-        T: Send + 'static,
-        Fut: Future<Output = Result<T>> + Send + 'static,
-    {
-        self.block_expecting(Expects::Soon, op, recipe, task)
-    }
-
-    fn block_expecting<T, Fut>(
-        &self,
-        expects: Expects,
-        op: &'static str,
-        recipe: Option<&RecipeCore>,
-        task: impl FnOnce(Abandon) -> Fut,
-    ) -> Result<T>
-    where
-        T: Send + 'static,
-        Fut: Future<Output = Result<T>> + Send + 'static,
-    {
         self.check_usable()?;
         if let Some(recipe) = recipe {
             recipe.check_open()?;
@@ -242,11 +205,6 @@ impl Core {
         }
         let abandon = Abandon::default();
         let slot = self.runtime.run(task(abandon.clone()));
-        if expects == Expects::Soon
-            && let Some(result) = self.runtime.take_soon(&slot)
-        {
-            return result;
-        }
         let closed: &[&CancelToken] = match recipe {
             Some(recipe) => &[&self.closed, recipe.closed()],
             None => &[&self.closed],
@@ -268,8 +226,7 @@ impl Core {
         }
     }
 
-    /// `block_briefly` for a task that has nothing to clean up: it is dropped when its caller
-    /// leaves.
+    /// `block` for a task that has nothing to clean up: it is dropped when its caller leaves.
     pub(crate) fn block_on<T, Fut>(
         &self,
         op: &'static str,
@@ -280,7 +237,7 @@ impl Core {
         T: Send + 'static,
         Fut: Future<Output = Result<T>> + Send + 'static,
     {
-        self.block_briefly(op, recipe, |abandon| async move {
+        self.block(op, recipe, |abandon| async move {
             match race(task, abandon.fired()).await {
                 Either::First(result) => result,
                 Either::Second(()) => Err(Error::interrupted(op)),

@@ -1,6 +1,5 @@
 //! The connection to etcd: one [`Client`], one hidden I/O thread, one funnel for every request.
 
-mod awake;
 mod basics;
 mod builder;
 pub(crate) mod call;

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 
-use super::awake::Awake;
 use crate::error::{Error, ErrorKind, Result};
 use crate::wait::Parker;
 use crate::whitebox;
@@ -28,7 +27,6 @@ pub(crate) struct Runtime {
     thread: Mutex<Option<thread::JoinHandle<()>>>,
     ended: crossbeam_channel::Receiver<()>,
     id: thread::ThreadId,
-    awake: Awake,
 }
 
 impl Runtime {
@@ -66,7 +64,6 @@ impl Runtime {
             id: thread.thread().id(),
             thread: Mutex::new(Some(thread)),
             ended,
-            awake: Awake::default(),
         })
     }
 
@@ -91,11 +88,6 @@ impl Runtime {
         let task = Box::pin(task);
         self.handle.spawn(async move { filler.fill(task.await) });
         slot
-    }
-
-    /// What has arrived in a slot, or arrives before it is time to fall asleep.
-    pub(crate) fn take_soon<T>(&self, slot: &Slot<T>) -> Option<Result<T>> {
-        self.awake.wait(|| slot.take())
     }
 
     /// Ends the thread: tasks are dropped where they stand. Returns whether it ended within

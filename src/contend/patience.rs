@@ -7,7 +7,6 @@ use super::acquire::acquire;
 use super::lanes::Wish;
 use super::trying::try_acquire;
 use crate::client::core::Core;
-use crate::clock::Instant;
 use crate::error::Result;
 use crate::recipe::RecipeCore;
 
@@ -29,15 +28,12 @@ pub(crate) fn enter(
     wishes: Vec<Wish>,
     patience: Patience,
 ) -> Result<Option<Acquired>> {
-    let wait = |wishes, limit: Option<Instant>| {
-        core.block(op, Some(recipe), |abandon| acquire(wishes, limit, abandon))
-    };
-    match patience {
-        Patience::Endless => wait(wishes, None),
-        Patience::For(limit) => wait(wishes, Some(core.clock.now() + limit)),
-        // Busy or free, this is one answer; most often it is busy, and comes from memory.
+    let limit = match patience {
         Patience::Never => {
-            core.block_briefly(op, Some(recipe), |abandon| try_acquire(wishes, abandon))
+            return core.block(op, Some(recipe), |abandon| try_acquire(wishes, abandon));
         }
-    }
+        Patience::For(limit) => Some(core.clock.now() + limit),
+        Patience::Endless => None,
+    };
+    core.block(op, Some(recipe), |abandon| acquire(wishes, limit, abandon))
 }

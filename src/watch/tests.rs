@@ -33,6 +33,7 @@ struct Recorder {
     heard: AtomicUsize,
     /// Refuses the next delivery.
     refuse: AtomicBool,
+    in_step: AtomicBool,
 }
 
 impl Sink for Recorder {
@@ -50,6 +51,10 @@ impl Sink for Recorder {
 
     fn heard(&self) {
         self.heard.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn in_step(&self) {
+        self.in_step.store(true, Ordering::Release);
     }
 
     fn suspended(&self, _cause: &Error) {
@@ -285,6 +290,79 @@ fn every_event_comes_once_across_connection_resets() {
     assert_eq!(recorder.resyncs(), 0, "nothing was compacted");
     assert!(recorder.suspensions() >= 1);
     assert!(recorder.suspensions() - recorder.resumptions() <= 1);
+}
+
+fn watch_at_once(client: &Client, prefix: &str, from: i64) -> (Arc<Recorder>, Watching) {
+    let recorder = Arc::new(Recorder::default());
+    let range = Range::Prefix(prefix.as_bytes().to_vec());
+    let spec = Spec { range, from, group: "test" };
+    let watching = client.core().watches.watch_at_once(spec, recorder.clone());
+    (recorder, watching)
+}
+
+#[test]
+fn a_watch_at_once_is_in_step_with_a_store_at_rest() {
+    let server = EtcdServer::start().unwrap();
+    let client = connect([server.endpoint()], quick());
+    let writer = Writer::new(&server);
+    let from = writer.put("/r/before", "") + 1;
+    let (recorder, _watching) = watch_at_once(&client, "/r/", from);
+    eventually(SOON, "it is in step", || recorder.in_step.load(Ordering::Acquire));
+    recorder.await_revision(writer.put("/r/after", ""));
+    writer.check(&recorder, "/r/", from);
+    assert_eq!(recorder.resyncs(), 0);
+}
+
+#[test]
+fn a_watch_at_once_reads_what_was_written_before_it_stood() {
+    let server = EtcdServer::start().unwrap();
+    let client = connect([server.endpoint()], quick());
+    let writer = Writer::new(&server);
+    writer.put("/r/1", "");
+    let from = writer.put("/r/2", "");
+    writer.delete("/r/1");
+    writer.put("/r/3", "");
+    let (recorder, _watching) = watch_at_once(&client, "/r/", from);
+    eventually(SOON, "the gap is closed", || recorder.resyncs() == 1);
+    recorder.await_revision(writer.put("/r/4", ""));
+    writer.check(&recorder, "/r/", from);
+    assert!(!recorder.in_step.load(Ordering::Acquire));
+    assert_eq!(recorder.resyncs(), 1);
+}
+
+#[test]
+fn a_watch_at_once_misses_nothing_of_a_busy_store_even_if_it_breaks_as_it_begins() {
+    let server = EtcdServer::start().unwrap();
+    let proxy = FaultProxy::start(server.endpoint()).unwrap();
+    let client = connect([proxy.endpoint()], quick());
+    let writer = Writer::new(&server);
+    for round in 0..20 {
+        let stop = AtomicBool::new(false);
+        let from = writer.put("/r/0", "") + 1;
+        let (recorder, _watching) = std::thread::scope(|scope| {
+            let (writer, stop) = (&writer, &stop);
+            scope.spawn(move || {
+                let mut n = 0;
+                while !stop.load(Ordering::Acquire) {
+                    writer.put(&format!("/{}/{}", ["r", "else"][n % 2], n % 7), &n.to_string());
+                    n += 1;
+                }
+            });
+            // Some writes lie between the read and the watch, more between watch and snapshot.
+            eventually(SOON, "it is busy", || writer.last() > from + round % 5);
+            let watched = watch_at_once(&client, "/r/", from);
+            if round % 2 == 1 {
+                eventually(SOON, "it begins", || proxy.connections() > 0);
+                proxy.cut();
+            }
+            let then = writer.last();
+            eventually(SOON, "it delivers", || watched.0.reached() > then);
+            stop.store(true, Ordering::Release);
+            watched
+        });
+        recorder.await_revision(writer.put("/r/last", ""));
+        writer.check(&recorder, "/r/", from);
+    }
 }
 
 #[test]
