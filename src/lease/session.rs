@@ -99,6 +99,13 @@ struct Book {
 }
 
 impl Book {
+    fn next_number(&mut self) -> u64 {
+        self.free.pop().unwrap_or_else(|| {
+            self.numbers += 1;
+            self.numbers - 1
+        })
+    }
+
     fn tenant(&self, key: &[u8]) -> Option<Arc<dyn Tenant>> {
         self.tenants.get(key).and_then(Weak::upgrade)
     }
@@ -241,12 +248,12 @@ impl Session {
         if book.phase != Phase::Serving {
             return None;
         }
-        let tickets = (0..count)
-            .map(|_| {
-                let number = book.free.pop().unwrap_or_else(|| {
-                    book.numbers += 1;
-                    book.numbers - 1
-                });
+        let mut numbers: Vec<u64> = (0..count).map(|_| book.next_number()).collect();
+        // Keys of one attempt stand in the order of their tickets.
+        numbers.sort_unstable();
+        let tickets = numbers
+            .into_iter()
+            .map(|number| {
                 let key = contender.key_name(self.lease, number);
                 book.live.insert(key.clone());
                 Ticket { session: self.clone(), number, key, settled: false }
