@@ -16,9 +16,6 @@ use etcd_recipes::testing::{EtcdServer, FaultProxy, Mode, eventually};
 use etcd_recipes::{Mutex, RwLock, Semaphore};
 use support::*;
 
-/// Longer than it takes until a hold can be asked for.
-const LASTING: Duration = Duration::from_millis(1_300);
-
 #[test]
 fn one_name_serves_one_contender_at_a_time_for_ever() {
     let etcd = EtcdServer::start().unwrap();
@@ -125,8 +122,6 @@ fn a_request_for_a_former_hold_is_not_for_the_one_that_has_its_name() {
     let asked = mutex.release_requests();
     let guard = mutex.lock().unwrap();
     assert_eq!(guard.lock_key(), key);
-    // Its inbox is open.
-    thread::sleep(LASTING);
 
     let request = |kind: &str, token: i64, number: u32| {
         let inbox = format!("/__etcd-recipes/requests/{}/{token}-{number}", lease_of(&key));

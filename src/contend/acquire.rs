@@ -232,8 +232,16 @@ impl Acquire {
         let Contender { core, recipe, .. } = &*wish.contender;
         recipe.check_open()?;
         let tickets = core.sessions.tickets(&wish.contender, wish.keys, self.until());
-        match race(tickets, self.leaving()).await {
-            Either::First(Ok(tickets)) => Ok(Either::First(tickets)),
+        self.unless_leaving(tickets).await
+    }
+
+    /// Awaits what leaves nothing behind when it is cut short.
+    pub(super) async fn unless_leaving<T>(
+        &self,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<Either<T, Leaving>> {
+        match race(request, self.leaving()).await {
+            Either::First(Ok(answer)) => Ok(Either::First(answer)),
             Either::First(Err(error)) => self.judge_error(error).map(Either::Second),
             Either::Second(leaving) => Ok(Either::Second(leaving)),
         }

@@ -109,9 +109,8 @@ impl Acquire {
         let key = self.lead().layout.entries();
         let txn = requests::look(paths());
         let request = core.txn("try_lock", &key, Kind::Repeatable, txn, self.until());
-        let busy = match race(request, self.leaving()).await {
-            Either::First(Ok(response)) => requests::is_busy(&response, paths()),
-            Either::First(Err(error)) => return self.judge_error(error).map(Either::Second),
+        let busy = match self.unless_leaving(request).await? {
+            Either::First(response) => requests::is_busy(&response, paths()),
             Either::Second(leaving) => return Ok(Either::Second(leaving)),
         };
         self.hear();
@@ -123,9 +122,8 @@ impl Acquire {
     async fn look_for_room(&mut self) -> Result<Either<bool, Leaving>> {
         let Wish { contender, keys, .. } = self.wishes[0].clone();
         let read = requests::read_queue(&contender.core, "try_lock", &contender.layout);
-        let read = match race(read, self.leaving()).await {
-            Either::First(Ok(read)) => read,
-            Either::First(Err(error)) => return self.judge_error(error).map(Either::Second),
+        let read = match self.unless_leaving(read).await? {
+            Either::First(read) => read,
             Either::Second(leaving) => return Ok(Either::Second(leaving)),
         };
         self.hear();

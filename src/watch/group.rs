@@ -194,21 +194,17 @@ impl Group {
                 self.perform(key, action, ids)
             }
             Outcome::Range(Ok(snapshot)) => {
-                let action = watch.resume.snapshot(snapshot.revision);
+                let revision = snapshot.revision;
+                let action = watch.resume.snapshot(revision);
                 let again = watch.resume.is_detached();
-                if again {
-                    log::info!(
-                        "watch of `{}`: read anew at revision {}",
-                        self.core.shown(watch.range.key()),
-                        snapshot.revision
-                    );
-                }
                 if let Some(sink) = watch.sink() {
                     sink.resync(snapshot);
                 }
                 if !again {
                     return self.perform(key, action, ids);
                 }
+                let range = self.core.shown(watch.range.key());
+                log::info!("watch of `{range}`: read anew at revision {revision}");
                 if let Some(ids) = ids {
                     // One that stands runs from elsewhere.
                     ids.forget(key);
